@@ -1,0 +1,6 @@
+"""`python -m pybuild`."""
+
+from pybuild.cli import main
+
+if __name__ == "__main__":
+    main()

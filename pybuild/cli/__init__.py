@@ -1,0 +1,62 @@
+"""The command line. One file a command; each is imported only when it is asked for."""
+
+import importlib
+import sys
+
+import click
+
+from pybuild import __version__
+from pybuild.errors import PybuildError
+
+# command -> (module in this package, one line of help): so `pybuild --help` imports none of the modules.
+COMMANDS = {
+    "build": ("build", "Build a package; prints the wheel's path."),
+    "command": ("command", "Print the nix command line that builds a package."),
+    "fetch": ("fetch", "Bring the pinned inputs into the store."),
+    "pin": ("pin", "Make a release's data file (for maintainers)."),
+    "recommend-cores": ("recommend", "Print the number of cores to build with."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A click group that imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"pybuild.cli.{COMMANDS[cmd_name][0]}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in sorted(COMMANDS.items())])
+
+
+@click.group(
+    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="pybuild")
+def cli() -> None:
+    """Build CUDA extensions for PyTorch without running the machine out of memory."""
+
+
+def main() -> None:
+    """Entry point: runs the command, and turns every error of ours into one message and an exit status."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.Abort:
+        click.echo("pybuild: stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except PybuildError as error:
+        click.echo(f"pybuild: {error}", err=True)
+        sys.exit(error.exit_status)
