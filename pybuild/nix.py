@@ -1,0 +1,613 @@
+"""nix: finding it, the store it can use here, its command lines, and its failures.
+
+docs/nix.md says why the command lines are as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import hashlib
+import json
+import os
+import pwd
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import psutil
+
+from pybuild.errors import BuildError, PybuildError
+from pybuild.nixlog import TAIL_LINES, BuildLog
+from pybuild.units import GIB, format_gib
+
+OLDEST = (2, 8)
+
+# Free space that a build needs where the store is: the wheels of a release, packed and unpacked, and the
+# objects of the build (issue 2 of this project sets the figure).
+FREE_NEEDED = 20 * GIB
+
+FEATURES = ("--extra-experimental-features", "nix-command flakes")
+SANDBOX = ("--option", "sandbox", "true", "--option", "sandbox-fallback", "false")
+
+GET_NIX = (
+    "Install the distribution's package (Debian, Ubuntu: apt install nix-bin), or put nix-portable on PATH, "
+    "or name either of them with --nix PATH."
+)
+
+Where = Literal["local", "daemon", "home", "portable"]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A nix store that this user may build in.
+
+    `where`: "local" is /nix/store, written by nix itself; "daemon" is /nix/store, written by nix's daemon;
+    "home" a store of the user's own; "portable" that of nix-portable. `root` is the folder under which
+    nix/store lies in this file system. `options` go on every command line of nix.
+    """
+
+    where: Where
+    root: Path = Path("/")
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a store can't be used, and which setting would change that."""
+
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Nix:
+    """A nix that works here. `nix` and `nix_store` are the words that start the two programs."""
+
+    nix: tuple[str, ...]
+    nix_store: tuple[str, ...]
+    version: tuple[int, ...]
+    store: Store
+    environ: Mapping[str, str]
+
+    # Command lines
+
+    def command(self, *args: str) -> list[str]:
+        """The command line of `nix ARGS...` on this store; ARGS begin with the subcommand."""
+        return [*self.nix, *args, *FEATURES, *self.store.options]
+
+    def build_argv(
+        self,
+        flake_ref: str,
+        attr: str,
+        *,
+        cores: int | None = None,
+        max_jobs: int | None = None,
+        overrides: Mapping[str, Path] | None = None,
+        sandbox_paths: Sequence[str] = (),
+        out_link: Path | None = None,
+        extra: Sequence[str] = (),
+    ) -> list[str]:
+        """The command line that builds `attr` of `flake_ref`; it prints JSON, which `outputs` reads.
+
+        `cores` is what each builder may use, `max_jobs` how many builders run at once. `overrides` maps
+        inputs of the flake to folders that take their place. `sandbox_paths` are paths of this machine that
+        the sandbox gets; a build that has any is made here and from what the store has: no other machine
+        has those paths, and no cache its outputs.
+        """
+        return self._flake_argv(
+            "build",
+            f"{flake_ref}#{attr}",
+            cores=cores,
+            max_jobs=max_jobs,
+            overrides=overrides,
+            sandbox_paths=sandbox_paths,
+            # --json, because --print-out-paths is unknown to nix 2.8.
+            extra=["--json", *(["--out-link", str(out_link)] if out_link else ["--no-link"]), *extra],
+        )
+
+    def develop_argv(
+        self,
+        flake_ref: str,
+        attr: str,
+        *,
+        overrides: Mapping[str, Path] | None = None,
+        sandbox_paths: Sequence[str] = (),
+        extra: Sequence[str] = (),
+    ) -> list[str]:
+        """The command line that enters the shell of `attr`; `extra` is its end, such as `-c COMMAND`."""
+        installable = f"{flake_ref}#{attr}"
+        return self._flake_argv(
+            "develop", installable, overrides=overrides, sandbox_paths=sandbox_paths, extra=extra
+        )
+
+    def _flake_argv(
+        self,
+        verb: str,
+        installable: str,
+        *,
+        cores: int | None = None,
+        max_jobs: int | None = None,
+        overrides: Mapping[str, Path] | None = None,
+        sandbox_paths: Sequence[str] = (),
+        extra: Sequence[str] = (),
+    ) -> list[str]:
+        argv = self.command(verb, installable)
+        argv += ["--no-write-lock-file"]
+        for name, path in (overrides or {}).items():
+            argv += ["--override-input", name, f"path:{path}"]
+        if max_jobs is not None:
+            argv += ["--max-jobs", str(max_jobs)]
+        if cores is not None:
+            argv += ["--cores", str(cores)]
+        argv += sandbox_options(sandbox_paths) if sandbox_paths else network_options()
+        if not sandbox_paths:
+            argv += SANDBOX if self.store.where != "daemon" else ()
+        return [*argv, *extra]
+
+    # Store
+
+    def run(self, argv: Sequence[str], *, doing: str) -> str:
+        """Standard output of a short nix command. Raises BuildError with nix's own words, naming `doing`."""
+        done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.environ), check=False)
+        if done.returncode != 0:
+            log = BuildLog()
+            for line in done.stderr.splitlines():
+                log.feed(line)
+            raise self.explain_failure(log, doing=doing)
+        return done.stdout
+
+    def add_fixed(self, path: Path) -> str:
+        """Add the file `path` to the store by its sha256 and its name; the store path. Raises BuildError."""
+        argv = [*self.nix_store, *self.store.options, "--add-fixed", "sha256", str(path)]
+        return self.run(argv, doing=f"adding {path.name} to the store").strip()
+
+    def is_valid(self, paths: Iterable[str]) -> dict[str, bool]:
+        """Whether the store has each of these store paths, whole and registered."""
+        wanted = list(paths)
+        if not wanted:
+            return {}
+        argv = [*self.nix_store, *self.store.options, "--check-validity", "--print-invalid", *wanted]
+        invalid = set(self.run(argv, doing="asking the store what it has").split())
+        return {path: path not in invalid for path in wanted}
+
+    def real_path(self, store_path: str) -> Path:
+        """Where the file of a store path lies in this file system."""
+        return self.store.root / store_path.lstrip("/")
+
+    def store_free_bytes(self) -> int:
+        """Bytes that this user may still write where the store is."""
+        folder = self.store.root / "nix/store"
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    def require_free(self, needed: int = FREE_NEEDED) -> None:
+        """Raise PybuildError where the store's disk has less than `needed` bytes free."""
+        free = self.store_free_bytes()
+        if free < needed:
+            raise PybuildError(
+                f"only {format_gib(free)} free for the store {self.store.root / 'nix/store'}; "
+                f"a build needs {format_gib(needed)}",
+                f"Free some space; what no build needs any more goes with: "
+                f"{shell_line([*self.nix_store, *self.store.options, '--gc'])}",
+            )
+
+    # Probe
+
+    def probe(self) -> Refusal | None:
+        """Build something tiny in this store, with the sandbox on and a path of this machine in it.
+
+        None where that works. The answer to "does the daemon trust this user", "are user namespaces allowed"
+        and "may this user write the store" is in no single setting, so nix is asked to do it. The
+        derivation's key has what the answer depends on: the store remembers a success until the next boot.
+        """
+        key = f"{_read('/proc/sys/kernel/random/boot_id')} {self.version} {self.store.where} {os.geteuid()}"
+        builder = "test -d /pybuild-probe && echo ok > $out"
+        expression = (
+            'derivation { name = "pybuild-probe"; system = builtins.currentSystem; builder = "/bin/sh"; '
+            f'args = [ "-c" "{builder}" ]; key = "{key}"; }}'
+        )
+        # /bin/sh is the host's where that is a program with libraries; on NixOS nix gives the sandbox one.
+        host = [] if os.path.realpath("/bin/sh").startswith("/nix/") else ["/bin", "/lib", "/lib64", "/usr"]
+        paths = [path for path in host if Path(path).exists()]
+        argv = [
+            *self.command("build", "--impure", "--expr", expression, "--no-link", "--max-jobs", "1"),
+            *sandbox_options([*paths, "/pybuild-probe=/usr"]),
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.environ), check=False)
+        return None if done.returncode == 0 else explain_refusal(self.store, done.stderr)
+
+    # Failures
+
+    def explain_failure(self, log: BuildLog, *, doing: str = "nix build") -> BuildError:
+        """The error to raise after a nix that said `log` and failed while `doing`.
+
+        Its message has the cause where it is a known one, the last TAIL_LINES lines of the log of the
+        derivation that failed first, and the command that shows all of that log.
+        """
+        if not log.failures:
+            cause = _cause([*log.errors, *log.warnings])
+            return BuildError(f"{doing}: {_first_useful(log.errors)}", cause or "")
+        failure = log.failures[0]
+        show = self.command("log", failure.derivation)
+        tail = list(log.tails.get(failure.derivation, ()))
+        if not tail:
+            shown = subprocess.run(show, capture_output=True, text=True, env=dict(self.environ), check=False)
+            tail = shown.stdout.splitlines()[-TAIL_LINES:]
+        cause = _cause([failure.how, *reversed(tail), *log.errors, *log.warnings])
+        what = [f"{derivation_name(failure.derivation)}: {failure.how}"]
+        if tail:
+            what += [f"The last {len(tail)} lines of its log:", *(f"  {line}" for line in tail)]
+        remedy = [cause] if cause else []
+        return BuildError("\n".join(what), "\n".join([*remedy, f"All of its log: {shell_line(show)}"]))
+
+    # Processes
+
+    @contextlib.contextmanager
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run `argv` in a process group of its own; when the block is left, everything it started has ended.
+
+        In a group of its own, so that the terminal's Ctrl-C reaches pybuild alone, which ends nix in order.
+        If pybuild itself is killed, the kernel sends nix SIGTERM; so start it from a thread that lives as
+        long as the build (prctl(2), PR_SET_PDEATHSIG).
+        """
+        # setpriv (util-linux), since a preexec_fn isn't safe in a process that has threads.
+        setpriv = shutil.which("setpriv", path=self.environ.get("PATH"))
+        guard = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+        process = subprocess.Popen(
+            [*guard, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(self.environ),
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def shell_line(argv: Sequence[str]) -> str:
+    """`argv` as a line that a shell reads as these very words."""
+    return shlex.join(argv)
+
+
+def sandbox_options(paths: Sequence[str]) -> list[str]:
+    """Options of a build with the sandbox on and these paths of this machine in it, from the store alone."""
+    return [
+        *SANDBOX,
+        *("--option", "extra-sandbox-paths", " ".join(paths)),
+        # No other machine has these paths, and no cache has a build that depends on them.
+        *("--option", "builders", ""),
+        "--offline",
+    ]
+
+
+def network_options() -> list[str]:
+    """Options of a build that may use the user's caches, but doesn't wait for one that is not there.
+
+    nix's own connect-timeout is 0, which leaves it to curl: 300 s, five times for each cache.
+    """
+    return ["--option", "connect-timeout", "5", "--option", "fallback", "true"]
+
+
+def outputs(stdout: str) -> dict[str, str]:
+    """Output names and store paths of the one thing that a command line of `build_argv` built."""
+    (built,) = json.loads(stdout)
+    return dict(built["outputs"])
+
+
+def derivation_name(path: str) -> str:
+    """`flash-attn-2.8.3` of `/nix/store/<hash>-flash-attn-2.8.3.drv`."""
+    return re.sub(r"^.*/[0-9a-z]{32}-|\.drv$", "", path)
+
+
+_BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
+
+
+def fixed_path(name: str, sha256: str) -> str:
+    """The store path of the file `name` with the hash `sha256` (64 hex digits): what `add_fixed` gives.
+
+    The formula is that of nix's manual, "Store Path Specification": a fixed output, flat, sha256.
+    """
+    inner = hashlib.sha256(f"fixed:out:sha256:{sha256}:".encode()).hexdigest()
+    digest = hashlib.sha256(f"output:out:sha256:{inner}:/nix/store:{name}".encode()).digest()
+    folded = bytearray(20)
+    for index, byte in enumerate(digest):
+        folded[index % 20] ^= byte
+    # nix's base 32: 5 bits a letter, the last letter first.
+    number = int.from_bytes(folded, "little")
+    letters = "".join(_BASE32[(number >> (5 * n)) & 31] for n in reversed(range(32)))
+    return f"/nix/store/{letters}-{name}"
+
+
+# Finding nix
+
+
+def find_nix(explicit: str | None, environ: Mapping[str, str], *, host_paths: bool = True) -> Nix:
+    """The nix to use: `explicit` (--nix), else `nix` on PATH, else `nix-portable` on PATH, with a store.
+
+    Tries the stores that there are, and takes the first in which a sandboxed build works. `host_paths`
+    False is for builds that need none of this machine's paths in the sandbox (nixpkgs): they need no trust of
+    the daemon. Raises PybuildError: no nix, a nix older than OLDEST, no store that works.
+    """
+    nix, nix_store, portable = _programs(explicit, environ)
+    version = _version(nix, environ)
+    if version < OLDEST:
+        have = ".".join(map(str, version))
+        raise PybuildError(f"{nix[0]} is version {have}; pybuild needs 2.8 or newer", GET_NIX)
+    stores = [_portable_store(environ)] if portable else _stores(environ)
+    refusals = []
+    for store in stores:
+        candidate = Nix(nix, nix_store, version, store, environ)
+        if store.where == "daemon" and not host_paths:
+            return candidate
+        refusal = candidate.probe()
+        if refusal is None:
+            return candidate
+        refusals.append(refusal)
+    raise PybuildError(
+        "nix finds no store here that it can build in:\n" + "\n".join(f"  {r.what}" for r in refusals),
+        "Any one of these helps:\n"
+        + "\n".join(f"  {remedy}" for remedy in dict.fromkeys(r.remedy for r in refusals)),
+    )
+
+
+def _programs(
+    explicit: str | None, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """The words that start nix and nix-store, and whether nix-portable does."""
+    path = environ.get("PATH", os.defpath)
+    found = explicit or next(
+        (name for name in ("nix", "nix-portable") if shutil.which(name, path=path)), None
+    )
+    if found is None:
+        raise PybuildError("neither nix nor nix-portable is on PATH", GET_NIX)
+    real = shutil.which(found, path=path)
+    if real is None:
+        raise PybuildError(f"--nix {found}: no such program", GET_NIX)
+    if Path(found).name.startswith("nix-portable"):
+        return (found, "nix"), (found, "nix-store"), True
+    beside = [Path(found).with_name("nix-store"), Path(real).resolve().with_name("nix-store")]
+    near = next((str(p) for p in beside if "/" in found and os.access(p, os.X_OK)), None)
+    nix_store = near or ("nix-store" if shutil.which("nix-store", path=path) else None)
+    if nix_store is None:
+        raise PybuildError(f"{found} has no nix-store beside it", GET_NIX)
+    return (found,), (nix_store,), False
+
+
+def _version(nix: tuple[str, ...], environ: Mapping[str, str]) -> tuple[int, ...]:
+    argv = [*nix, "--version"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, env=dict(environ), check=False)
+    except OSError as error:
+        raise PybuildError(f"{nix[0]} can't be run: {error.strerror}", GET_NIX) from error
+    # "nix (Nix) 2.8.0", "nix (Nix) 2.30.0pre20250521", "nix (Lix, like Nix) 2.91.1"
+    match = re.search(r"^nix \(.*\) (\d+(?:\.\d+)+)", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or match is None:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise PybuildError(f"{shell_line(argv)} failed: {said[-1] if said else 'it said nothing'}", GET_NIX)
+    return tuple(int(part) for part in match[1].split("."))
+
+
+def _portable_store(environ: Mapping[str, str]) -> Store:
+    # nix-portable's own rule: NP_LOCATION or HOME, links resolved; the same for all of its runtimes.
+    location = environ.get("NP_LOCATION") or environ.get("HOME") or "/"
+    return Store("portable", Path(location).resolve() / ".nix-portable")
+
+
+def _stores(environ: Mapping[str, str]) -> list[Store]:
+    """Stores that may work for this user, the best first."""
+    stores = []
+    root = os.geteuid() == 0
+    state = Path("/nix/var/nix")
+    owned = next(folder for folder in (state, *state.parents) if folder.exists())
+    if root or (owned != Path("/") and os.access(owned, os.W_OK)):
+        # Root without build users builds as root; nix's default is a group that has to have members.
+        alone = root and not _members("nixbld")
+        group = ("--option", "build-users-group", "") if alone else ()
+        stores.append(Store("local", options=("--store", "local", *group)))
+    if _daemon_answers(environ):
+        stores.append(Store("daemon", options=("--store", "daemon")))
+    home = _home_store(environ)
+    if home is not None:
+        group = ("--option", "build-users-group", "") if root else ()
+        stores.append(Store("home", home, options=("--store", str(home), *group)))
+    if not stores:
+        raise PybuildError(
+            "no store for nix: /nix is not yours, no daemon answers, and there is no home folder",
+            "Set HOME to a folder that you may write.",
+        )
+    return stores
+
+
+def _members(group: str) -> list[str]:
+    try:
+        return grp.getgrnam(group).gr_mem
+    except KeyError:
+        return []
+
+
+def _daemon_socket(environ: Mapping[str, str]) -> str:
+    return environ.get("NIX_DAEMON_SOCKET_PATH") or "/nix/var/nix/daemon-socket/socket"
+
+
+def _daemon_answers(environ: Mapping[str, str]) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(5)
+        try:
+            client.connect(_daemon_socket(environ))
+        except OSError:
+            return False
+    return True
+
+
+def _home_store(environ: Mapping[str, str]) -> Path | None:
+    data = environ.get("XDG_DATA_HOME")
+    if data and Path(data).is_absolute():
+        return Path(data) / "pybuild/nix"
+    home = environ.get("HOME")
+    return Path(home) / ".local/share/pybuild/nix" if home else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def explain_refusal(store: Store, stderr: str) -> Refusal:
+    """Why a probe of `store` failed with `stderr`, and the setting that would change it."""
+    log = BuildLog()
+    for line in stderr.splitlines():
+        log.feed(line)
+    said = _first_useful(log.errors)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    names = {
+        "local": "the store /nix/store",
+        "daemon": "nix's daemon",
+        "home": f"a store in {store.root}",
+        "portable": f"nix-portable's store in {store.root}",
+    }
+    if store.where == "daemon":
+        return Refusal(
+            f"{names['daemon']}: does not trust {user} with paths of this machine ({said})",
+            f"Add the line 'trusted-users = root {user}' to /etc/nix/nix.conf and restart nix-daemon.",
+        )
+    if re.search(_NO_NAMESPACES, stderr):
+        return Refusal(f"{names[store.where]}: no sandbox ({said})", _namespaces_remedy())
+    return Refusal(f"{names[store.where]}: {said}", f"Make {names[store.where]} writable for {user}.")
+
+
+_NO_NAMESPACES = (
+    r"user namespaces are not enabled|cloning builder process|unable to start build process"
+    r"|kernel namespaces|setting up a private mount namespace|unsharing|setgroups failed"
+)
+
+
+def _namespaces_remedy() -> str:
+    """The setting that keeps user namespaces from this user, as far as the kernel says."""
+    if _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+        setting = "kernel.apparmor_restrict_unprivileged_userns=0"
+    elif _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+        setting = "kernel.unprivileged_userns_clone=1"
+    elif _read("/proc/sys/user/max_user_namespaces") == "0":
+        setting = "user.max_user_namespaces=10000"
+    else:
+        return (
+            "Allow user namespaces, which nix's sandbox is made of; "
+            "in a container: docker run --privileged, "
+            "or --security-opt seccomp=unconfined with --cap-add SYS_ADMIN."
+        )
+    return f"Allow user namespaces, which nix's sandbox is made of: sudo sysctl -w {setting}"
+
+
+# Failures
+
+# What nix, a compiler or a linker says, and what to do about it; the first that matches counts.
+_CAUSES = (
+    (
+        r"No space left on device|database or disk is full|Disk quota exceeded",
+        "The disk is full: free space where the store is, and where TMPDIR is (/tmp), in which nix builds.",
+    ),
+    (
+        r"failed due to signal 9|died due to signal 9|Killed signal terminated program|: Killed\b|^Killed$"
+        r"|Cannot allocate memory|std::bad_alloc|virtual memory exhausted",
+        "Something killed a process, most likely the kernel for want of memory: fewer --cores, "
+        "as many as `pybuild recommend-cores` says.",
+    ),
+    (
+        r"hash mismatch in fixed-output derivation",
+        "A file is not the one that was pinned: the index that served it has another one, or something on "
+        "the way changed it. Nothing of it was kept.",
+    ),
+    (
+        r"you are not a trusted user|ignoring the (?:user|client)-specified setting",
+        "nix's daemon doesn't trust this user: "
+        "add it to trusted-users in /etc/nix/nix.conf and restart nix-daemon.",
+    ),
+    (_NO_NAMESPACES, None),
+    (
+        r"unable to download|Could(?:n't| not) resolve host|Failed to connect|Network is unreachable",
+        "The network, or a cache that nix.conf names, doesn't answer.",
+    ),
+)
+
+
+def _cause(texts: Iterable[str]) -> str | None:
+    """What to do about the first known cause that these texts name."""
+    joined = "\n".join(texts)
+    for pattern, remedy in _CAUSES:
+        if re.search(pattern, joined, re.MULTILINE):
+            return remedy or _namespaces_remedy()
+    return None
+
+
+def _first_useful(errors: Sequence[str]) -> str:
+    """What the errors of a nix that built nothing come down to.
+
+    An evaluation's error is a trace, outermost first in newer nix ("error:" alone, then "… while ..."), and
+    the cause is its last "error:"; in nix 2.8 it is the first line.
+    """
+    for text in errors:
+        parts = re.split(r"^\s*error:\s*", text, flags=re.MULTILINE)
+        messages = [part for part in parts if part.strip() and not part.lstrip().startswith("…")]
+        if messages:
+            # Up to where the source is quoted, or a trace begins.
+            cut = re.split(r"\n\s*(?:at [/«(]|…|\d+\||\(use '--show-trace')", messages[-1])[0]
+            return re.sub(r"\n[ ]+", "\n", cut).strip()
+    return "nix said nothing"
+
+
+# Ending
+
+
+def _end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
+    """End `process` and all that it started.
+
+    nix ends its builders itself on SIGINT and SIGTERM. They run in sessions of their own, out of reach of a
+    signal to nix's group; so who they are is written down while nix lives, and what is left is killed by pid.
+    """
+    if process.poll() is None:
+        started = _descendants(process.pid)
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            _signal_group(process.pid, sign)
+            try:
+                process.wait(grace)
+                break
+            except subprocess.TimeoutExpired:
+                started += _descendants(process.pid)
+        for child in started:
+            # psutil compares the start time, so that a pid that was given anew is left alone.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    # Nothing of the group outlives its leader, however that ended.
+    _signal_group(process.pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal_group(pid: int, sign: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, sign)
