@@ -35,6 +35,7 @@ OLDEST = (2, 8)
 FREE_NEEDED = 20 * GIB
 
 FEATURES = ("--extra-experimental-features", "nix-command flakes")
+INTERNAL_JSON = ("--log-format", "internal-json")
 SANDBOX = ("--option", "sandbox", "true", "--option", "sandbox-fallback", "false")
 
 GET_NIX = (
@@ -124,9 +125,7 @@ class Nix:
     ) -> list[str]:
         """The command line that enters the shell of `attr`; `extra` is its end, such as `-c COMMAND`."""
         installable = f"{flake_ref}#{attr}"
-        return self._flake_argv(
-            "develop", installable, overrides=overrides, sandbox_paths=sandbox_paths, extra=extra
-        )
+        return self._flake_argv("develop", installable, overrides=overrides, sandbox_paths=sandbox_paths, extra=extra)
 
     def _flake_argv(
         self,
@@ -156,13 +155,19 @@ class Nix:
 
     def run(self, argv: Sequence[str], *, doing: str) -> str:
         """Standard output of a short nix command. Raises BuildError with nix's own words, naming `doing`."""
-        done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.environ), check=False)
-        if done.returncode != 0:
-            log = BuildLog()
-            for line in done.stderr.splitlines():
-                log.feed(line)
+        status, stdout, log = self._run(argv)
+        if status != 0:
             raise self.explain_failure(log, doing=doing)
-        return done.stdout
+        return stdout
+
+    def _run(self, argv: Sequence[str]) -> tuple[int, str, BuildLog]:
+        """Exit status, standard output and log of a short nix command."""
+        argv = [*argv, *INTERNAL_JSON]
+        done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.environ), check=False)
+        log = BuildLog()
+        for line in done.stderr.splitlines():
+            log.feed(line)
+        return done.returncode, done.stdout, log
 
     def add_fixed(self, path: Path) -> str:
         """Add the file `path` to the store by its sha256 and its name; the store path. Raises BuildError."""
@@ -222,8 +227,8 @@ class Nix:
             *self.command("build", "--impure", "--expr", expression, "--no-link", "--max-jobs", "1"),
             *sandbox_options([*paths, "/pybuild-probe=/usr"]),
         ]
-        done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.environ), check=False)
-        return None if done.returncode == 0 else explain_refusal(self.store, done.stderr)
+        status, _, log = self._run(argv)
+        return None if status == 0 else explain_refusal(self.store, log)
 
     # Failures
 
@@ -234,18 +239,18 @@ class Nix:
         derivation that failed first, and the command that shows all of that log.
         """
         if not log.failures:
-            cause = _cause([*log.errors, *log.warnings])
-            return BuildError(f"{doing}: {_first_useful(log.errors)}", cause or "")
+            said = [message.text for message in (*log.errors, *log.warnings)]
+            return BuildError(f"{doing}: {first_error(log)}", _cause(said) or "")
         failure = log.failures[0]
         show = self.command("log", failure.derivation)
         tail = list(log.tails.get(failure.derivation, ()))
         if not tail:
             shown = subprocess.run(show, capture_output=True, text=True, env=dict(self.environ), check=False)
             tail = shown.stdout.splitlines()[-TAIL_LINES:]
-        cause = _cause([failure.how, *reversed(tail), *log.errors, *log.warnings])
+        cause = _cause([failure.how, *tail, *(warning.text for warning in log.warnings)])
         what = [f"{derivation_name(failure.derivation)}: {failure.how}"]
         if tail:
-            what += [f"The last {len(tail)} lines of its log:", *(f"  {line}" for line in tail)]
+            what += ["The end of its log:", *(f"  {line}" for line in tail)]
         remedy = [cause] if cause else []
         return BuildError("\n".join(what), "\n".join([*remedy, f"All of its log: {shell_line(show)}"]))
 
@@ -291,7 +296,7 @@ def sandbox_options(paths: Sequence[str]) -> list[str]:
     """Options of a build with the sandbox on and these paths of this machine in it, from the store alone."""
     return [
         *SANDBOX,
-        *("--option", "extra-sandbox-paths", " ".join(paths)),
+        *("--option", "sandbox-paths", " ".join(paths)),
         # No other machine has these paths, and no cache has a build that depends on them.
         *("--option", "builders", ""),
         "--offline",
@@ -363,19 +368,14 @@ def find_nix(explicit: str | None, environ: Mapping[str, str], *, host_paths: bo
         refusals.append(refusal)
     raise PybuildError(
         "nix finds no store here that it can build in:\n" + "\n".join(f"  {r.what}" for r in refusals),
-        "Any one of these helps:\n"
-        + "\n".join(f"  {remedy}" for remedy in dict.fromkeys(r.remedy for r in refusals)),
+        "Any one of these helps:\n" + "\n".join(f"  {remedy}" for remedy in dict.fromkeys(r.remedy for r in refusals)),
     )
 
 
-def _programs(
-    explicit: str | None, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+def _programs(explicit: str | None, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """The words that start nix and nix-store, and whether nix-portable does."""
     path = environ.get("PATH", os.defpath)
-    found = explicit or next(
-        (name for name in ("nix", "nix-portable") if shutil.which(name, path=path)), None
-    )
+    found = explicit or next((name for name in ("nix", "nix-portable") if shutil.which(name, path=path)), None)
     if found is None:
         raise PybuildError("neither nix nor nix-portable is on PATH", GET_NIX)
     real = shutil.which(found, path=path)
@@ -472,12 +472,9 @@ def _read(path: str) -> str:
         return ""
 
 
-def explain_refusal(store: Store, stderr: str) -> Refusal:
-    """Why a probe of `store` failed with `stderr`, and the setting that would change it."""
-    log = BuildLog()
-    for line in stderr.splitlines():
-        log.feed(line)
-    said = _first_useful(log.errors)
+def explain_refusal(store: Store, log: BuildLog) -> Refusal:
+    """Why a probe of `store` failed with `log`, and the setting that would change it."""
+    said = first_error(log)
     user = pwd.getpwuid(os.geteuid()).pw_name
     names = {
         "local": "the store /nix/store",
@@ -490,7 +487,7 @@ def explain_refusal(store: Store, stderr: str) -> Refusal:
             f"{names['daemon']}: does not trust {user} with paths of this machine ({said})",
             f"Add the line 'trusted-users = root {user}' to /etc/nix/nix.conf and restart nix-daemon.",
         )
-    if re.search(_NO_NAMESPACES, stderr):
+    if any(re.search(_NO_NAMESPACES, error.text) for error in log.errors):
         return Refusal(f"{names[store.where]}: no sandbox ({said})", _namespaces_remedy())
     return Refusal(f"{names[store.where]}: {said}", f"Make {names[store.where]} writable for {user}.")
 
@@ -539,8 +536,7 @@ _CAUSES = (
     ),
     (
         r"you are not a trusted user|ignoring the (?:user|client)-specified setting",
-        "nix's daemon doesn't trust this user: "
-        "add it to trusted-users in /etc/nix/nix.conf and restart nix-daemon.",
+        "nix's daemon doesn't trust this user: add it to trusted-users in /etc/nix/nix.conf and restart nix-daemon.",
     ),
     (_NO_NAMESPACES, None),
     (
@@ -550,6 +546,11 @@ _CAUSES = (
 )
 
 
+def first_error(log: BuildLog) -> str:
+    """The error that nix ended with, in its own words."""
+    return str(log.errors[0]) if log.errors else "it ended without a word"
+
+
 def _cause(texts: Iterable[str]) -> str | None:
     """What to do about the first known cause that these texts name."""
     joined = "\n".join(texts)
@@ -557,22 +558,6 @@ def _cause(texts: Iterable[str]) -> str | None:
         if re.search(pattern, joined, re.MULTILINE):
             return remedy or _namespaces_remedy()
     return None
-
-
-def _first_useful(errors: Sequence[str]) -> str:
-    """What the errors of a nix that built nothing come down to.
-
-    An evaluation's error is a trace, outermost first in newer nix ("error:" alone, then "… while ..."), and
-    the cause is its last "error:"; in nix 2.8 it is the first line.
-    """
-    for text in errors:
-        parts = re.split(r"^\s*error:\s*", text, flags=re.MULTILINE)
-        messages = [part for part in parts if part.strip() and not part.lstrip().startswith("…")]
-        if messages:
-            # Up to where the source is quoted, or a trace begins.
-            cut = re.split(r"\n\s*(?:at [/«(]|…|\d+\||\(use '--show-trace')", messages[-1])[0]
-            return re.sub(r"\n[ ]+", "\n", cut).strip()
-    return "nix said nothing"
 
 
 # Ending

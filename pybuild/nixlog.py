@@ -93,10 +93,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class Message:
-    """What nix says itself. `level` 0 is an error, 1 a warning, 3 and more are information."""
+    """What nix says itself. `level` 0 is an error, 1 a warning, 3 and more are information.
+
+    `text` of an error is its cause alone, without the trace that led there; `where` is the file and line of
+    the expression that it is about, or empty.
+    """
 
     level: int
     text: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} (at {self.where})" if self.where else self.text
 
 
 Event = Started | Stopped | LogLine | Phase | Progress | Message
@@ -110,14 +118,13 @@ def strip_ansi(text: str) -> str:
 def parse(line: str) -> Event | None:
     """The event in one line of nix's standard error; None for one that pybuild has no use for.
 
-    A line that nix did not mark (a program that it started, or nix without internal-json) is a Message:
-    an error or a warning where it begins with that word, else of level 3.
+    A line without nix's mark (of nix-portable, or of nix before it knows the format) is a Message: an error or
+    a warning where it begins with that word, else of level 3.
     """
     line = line.rstrip("\n")
     if not line.startswith(_PREFIX):
-        text = strip_ansi(line)
-        level = 0 if text.startswith("error:") else 1 if text.startswith("warning:") else 3
-        return Message(level, text) if text.strip() else None
+        text = strip_ansi(line).strip()
+        return _message({"level": 3, "msg": text}) if text else None
     try:
         data = json.loads(line[len(_PREFIX) :])
         return _event(data)
@@ -136,10 +143,24 @@ def _event(data: dict[str, Any]) -> Event | None:
         case "stop":
             return Stopped(int(data["id"]))
         case "msg":
-            return Message(int(data["level"]), strip_ansi(str(data["msg"])))
+            return _message(data)
         case "result":
             return _result(int(data["id"]), int(data["type"]), data["fields"])
     return None
+
+
+def _message(data: dict[str, Any]) -> Message:
+    level = int(data["level"])
+    text = strip_ansi(str(data.get("raw_msg") or data["msg"]))
+    for word, its_level in (("error: ", 0), ("warning: ", 1)):
+        if text.startswith(word):
+            level, text = its_level, text[len(word) :]
+    where = ""
+    if data.get("line"):
+        # "file" is a path in 2.8, and has ":LINE:COLUMN" after it in 2.26; the flake's own are in the store.
+        file = re.sub(r"(:\d+)+$|^/nix/store/[^/]+/", "", str(data["file"]))
+        where = f"{file}:{data['line']}"
+    return Message(level, text, where)
 
 
 def _result(activity: int, kind: int, fields: list[Any]) -> Event | None:
@@ -163,7 +184,7 @@ class Failure:
 
 @dataclass
 class BuildLog:
-    """What a running nix has said so far; `feed` it every line of its standard error, in either log format.
+    """What a nix with `--log-format internal-json` has said so far; `feed` it each line of its standard error.
 
     `building` maps the activities of builds that run now to their derivations; `tails` holds the last
     TAIL_LINES lines of each derivation's log; `failures` the derivations that failed, the first one first.
@@ -171,10 +192,9 @@ class BuildLog:
 
     building: dict[int, str] = field(default_factory=dict)
     tails: dict[str, deque[str]] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    errors: list[Message] = field(default_factory=list)
+    warnings: list[Message] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    _in_error: bool = field(default=False, repr=False)
 
     def feed(self, line: str) -> Event | None:
         """Take one line in, and give back its event for whoever shows it."""
@@ -187,20 +207,17 @@ class BuildLog:
                 self.building.pop(id_, None)
             case LogLine(id=id_, text=text) if id_ in self.building:
                 self.tails[self.building[id_]].append(text)
-            case Message():
-                self._message(event, plain=not line.startswith(_PREFIX))
+            case Message(level=0):
+                self._error(event)
+            case Message(level=1):
+                self.warnings.append(event)
         return event
 
-    def _message(self, message: Message, *, plain: bool) -> None:
-        # Without internal-json an error goes over several lines; those after the first are indented.
-        if plain and self._in_error and message.text.startswith(" "):
-            self.errors[-1] += "\n" + message.text
-        elif message.level == 0:
-            self.errors.append(message.text)
-        elif message.level == 1:
-            self.warnings.append(message.text)
-        self._in_error = plain and bool(self.errors) and (message.level == 0 or message.text.startswith(" "))
-        for match in _FAILED.finditer(message.text):
+    def _error(self, error: Message) -> None:
+        # nix says this after an error that stands for itself.
+        if not error.text.startswith("(use '--show-trace'"):
+            self.errors.append(error)
+        for match in _FAILED.finditer(error.text):
             failure = Failure(match["old"] or match["new"], match["how"] or match["why"])
             if failure.derivation not in {known.derivation for known in self.failures}:
                 self.failures.append(failure)
