@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from packaging.utils import (
     InvalidSdistFilename,
@@ -14,9 +14,10 @@ from packaging.utils import (
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 
 from pybuild.errors import PybuildError
+from pybuild.flake import flake_root
 from pybuild.spec import PYTHONS
 
 PythonTag = Literal["any", "cp310", "cp311", "cp312", "cp313"]
@@ -24,6 +25,7 @@ PYTHON_TAGS: dict[str, PythonTag] = {"3.10": "cp310", "3.11": "cp311", "3.12": "
 assert tuple(PYTHON_TAGS) == PYTHONS
 
 Group = Literal["build", "libraries", "python", "runtime", "toolkit", "torch"]
+M = TypeVar("M", bound=BaseModel)
 
 
 class _Model(BaseModel):
@@ -65,6 +67,16 @@ class Source(Pin):
 
     version: str
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Source:
+        if _parse(self.file)[1] != self.version:
+            raise ValueError(f"{self.file} is not version {self.version}")
+        return self
+
+
+class Sources(RootModel[dict[str, Source]]):
+    """The sdists, by package."""
+
 
 class Release(_Model):
     """A pinned pair of CUDA and torch.
@@ -95,10 +107,10 @@ class Release(_Model):
                     raise ValueError(f"{name} {wheel.version}: {pin.file} is {project} {version}")
         return self
 
-    def pins(self, python: str, groups: Iterable[Group]) -> Iterator[Pin]:
-        """The files of these groups for `python`, in the order of their names."""
+    def pins(self, python: str, groups: Iterable[Group]) -> list[Pin]:
+        """The files of these groups for `python`, such as `3.12`, in the order of their projects."""
         names = {name for group in groups for name in self.groups.get(group, ())}
-        return (self.wheels[name].pin(python) for name in sorted(names))
+        return [self.wheels[name].pin(python) for name in sorted(names)]
 
 
 def _parse(file: str) -> tuple[str, str]:
@@ -113,16 +125,30 @@ def _parse(file: str) -> tuple[str, str]:
     return canonicalize_name(name), str(version)
 
 
-def dump(model: BaseModel) -> str:
+def dump(release: Release) -> str:
     """The data file's text: sorted, so that two runs of `pybuild pin` differ only where the pins do."""
-    return json.dumps(model.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    return json.dumps(release.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
 
 
-def load_release(path: Path) -> Release:
-    """The release in the data file at `path`. Raises PybuildError where it is missing or not valid."""
+def load_release(name: str, folder: Path | None = None) -> Release:
+    """The release `name`. Raises PybuildError where `folder` has none of that name, or it is not valid."""
+    return _load(Release, (folder or flake_root() / "nix/releases") / f"{name}.json")
+
+
+def load_source(package: str, folder: Path | None = None) -> Source:
+    """The sdist of `package`. Raises PybuildError where pybuild has none."""
+    sources = _load(Sources, (folder or flake_root() / "nix/releases") / "sources.json").root
+    if package not in sources:
+        raise PybuildError(f"no package {package!r}", f"There is {', '.join(sorted(sources))}.")
+    return sources[package]
+
+
+def _load(model: type[M], path: Path) -> M:
     try:
-        return Release.model_validate_json(path.read_bytes())
+        return model.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise PybuildError(f"{path}: {error.strerror}", "Choose a release that is there.") from error
+        raise PybuildError(f"{path}: {error.strerror}", "Install pybuild again.") from error
     except ValidationError as error:
-        raise PybuildError(f"{path}: {error}", "Make it again with `pybuild pin`.") from error
+        faults = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        what = "\n".join([f"{path} is not valid:", *faults])
+        raise PybuildError(what, "`pybuild pin` makes a release's file.") from error
