@@ -6,6 +6,7 @@ docs/nix.md says why the command lines are as they are.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import grp
 import hashlib
 import json
@@ -25,7 +26,7 @@ from typing import IO, Literal
 import psutil
 
 from pybuild.errors import BuildError, PybuildError
-from pybuild.nixlog import TAIL_LINES, BuildLog
+from pybuild.nixlog import TAIL_LINES, BuildLog, strip_ansi
 from pybuild.units import GIB, format_gib
 
 OLDEST = (2, 8)
@@ -146,9 +147,8 @@ class Nix:
             argv += ["--max-jobs", str(max_jobs)]
         if cores is not None:
             argv += ["--cores", str(cores)]
-        argv += sandbox_options(sandbox_paths) if sandbox_paths else network_options()
-        if not sandbox_paths:
-            argv += SANDBOX if self.store.where != "daemon" else ()
+        argv += SANDBOX
+        argv += host_options(sandbox_paths) if sandbox_paths else network_options()
         return [*argv, *extra]
 
     # Store
@@ -225,7 +225,8 @@ class Nix:
         paths = [path for path in host if Path(path).exists()]
         argv = [
             *self.command("build", "--impure", "--expr", expression, "--no-link", "--max-jobs", "1"),
-            *sandbox_options([*paths, "/pybuild-probe=/usr"]),
+            *SANDBOX,
+            *host_options([*paths, "/pybuild-probe=/usr"]),
         ]
         status, _, log = self._run(argv)
         return None if status == 0 else explain_refusal(self.store, log)
@@ -268,8 +269,10 @@ class Nix:
 
         In a group of its own, so that the terminal's Ctrl-C reaches pybuild alone, which ends nix in order.
         If pybuild itself is killed, the kernel sends nix SIGTERM; so start it from a thread that lives as
-        long as the build (prctl(2), PR_SET_PDEATHSIG).
+        long as the build (prctl(2), PR_SET_PDEATHSIG). Whatever else this process starts in a session of
+        its own has to be started through here as well: at the end it is taken for an orphan of nix.
         """
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         # setpriv (util-linux), since a preexec_fn isn't safe in a process that has threads.
         setpriv = shutil.which("setpriv", path=self.environ.get("PATH"))
         guard = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
@@ -281,9 +284,11 @@ class Nix:
             env=dict(self.environ),
             start_new_session=True,
         )
+        _running.add(process.pid)
         try:
             yield process
         finally:
+            _running.discard(process.pid)
             _end(process)
 
 
@@ -292,11 +297,12 @@ def shell_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def sandbox_options(paths: Sequence[str]) -> list[str]:
-    """Options of a build with the sandbox on and these paths of this machine in it, from the store alone."""
+def host_options(sandbox_paths: Sequence[str]) -> list[str]:
+    """Options of a build with these paths of this machine in the sandbox, from the store alone."""
     return [
-        *SANDBOX,
-        *("--option", "sandbox-paths", " ".join(paths)),
+        # Not extra-sandbox-paths: Debian 13's nix puts a /bin/sh of its own into the sandbox, which fails where
+        # /bin is asked for as well.
+        *("--option", "sandbox-paths", " ".join(sandbox_paths)),
         # No other machine has these paths, and no cache has a build that depends on them.
         *("--option", "builders", ""),
         "--offline",
@@ -356,9 +362,11 @@ def find_nix(explicit: str | None, environ: Mapping[str, str], *, host_paths: bo
     if version < OLDEST:
         have = ".".join(map(str, version))
         raise PybuildError(f"{nix[0]} is version {have}; pybuild needs 2.8 or newer", GET_NIX)
-    stores = [_portable_store(environ)] if portable else _stores(environ)
     refusals = []
-    for store in stores:
+    for store in [_portable_store(environ)] if portable else _stores(environ):
+        if isinstance(store, Refusal):
+            refusals.append(store)
+            continue
         candidate = Nix(nix, nix_store, version, store, environ)
         if store.where == "daemon" and not host_paths:
             return candidate
@@ -401,7 +409,8 @@ def _version(nix: tuple[str, ...], environ: Mapping[str, str]) -> tuple[int, ...
     match = re.search(r"^nix \(.*\) (\d+(?:\.\d+)+)", done.stdout, re.MULTILINE)
     if done.returncode != 0 or match is None:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise PybuildError(f"{shell_line(argv)} failed: {said[-1] if said else 'it said nothing'}", GET_NIX)
+        what = f"{shell_line(argv)} failed: {strip_ansi(said[-1]) if said else 'it said nothing'}"
+        raise PybuildError(what, "pybuild needs a nix that runs. " + GET_NIX)
     return tuple(int(part) for part in match[1].split("."))
 
 
@@ -411,29 +420,47 @@ def _portable_store(environ: Mapping[str, str]) -> Store:
     return Store("portable", Path(location).resolve() / ".nix-portable")
 
 
-def _stores(environ: Mapping[str, str]) -> list[Store]:
-    """Stores that may work for this user, the best first."""
-    stores = []
+def _stores(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
+    """Stores that may work for this user, the best first; a Refusal for one that clearly won't."""
     root = os.geteuid() == 0
+    # Root without build users builds as root; nix's default is a group that has to have members.
+    group = ("--option", "build-users-group", "") if root and not _members("nixbld") else ()
     state = Path("/nix/var/nix")
-    owned = next(folder for folder in (state, *state.parents) if folder.exists())
-    if root or (owned != Path("/") and os.access(owned, os.W_OK)):
-        # Root without build users builds as root; nix's default is a group that has to have members.
-        alone = root and not _members("nixbld")
-        group = ("--option", "build-users-group", "") if alone else ()
-        stores.append(Store("local", options=("--store", "local", *group)))
-    if _daemon_answers(environ):
-        stores.append(Store("daemon", options=("--store", "daemon")))
-    home = _home_store(environ)
-    if home is not None:
-        group = ("--option", "build-users-group", "") if root else ()
-        stores.append(Store("home", home, options=("--store", str(home), *group)))
-    if not stores:
-        raise PybuildError(
-            "no store for nix: /nix is not yours, no daemon answers, and there is no home folder",
-            "Set HOME to a folder that you may write.",
-        )
-    return stores
+    nearest = next(folder for folder in (state, *state.parents) if folder.exists())
+    if root or (nearest != Path("/") and os.access(nearest, os.W_OK)):
+        yield Store("local", options=("--store", "local", *group))
+    yield from _daemon_store(environ)
+    # The specification of XDG_DATA_HOME: a path that isn't absolute counts as unset.
+    data = Path(environ.get("XDG_DATA_HOME", ""))
+    if not data.is_absolute():
+        data = Path(environ.get("HOME", "")) / ".local/share"
+    if data.is_absolute():
+        folder = data / "pybuild/nix"
+        yield Store("home", folder, options=("--store", str(folder), *group))
+    else:
+        yield Refusal("a store in your home: HOME is not set", "Set HOME to a folder that you may write.")
+
+
+def _daemon_store(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
+    """The store of nix's daemon, if there is a daemon."""
+    address = environ.get("NIX_DAEMON_SOCKET_PATH") or "/nix/var/nix/daemon-socket/socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(5)
+        try:
+            client.connect(address)
+            yield Store("daemon", options=("--store", "daemon"))
+        except PermissionError:
+            # Debian lets only the members of a group in.
+            with contextlib.suppress(OSError, KeyError):
+                group = grp.getgrgid(Path(address).parent.stat().st_gid).gr_name
+                yield Refusal(
+                    f"nix's daemon: {_user()} may not use {address}",
+                    f"Add yourself to the group {group} (sudo usermod -aG {group} {_user()}, and log in again) "
+                    f"and to trusted-users in /etc/nix/nix.conf.",
+                )
+        except OSError:
+            # No daemon: no socket, or nobody behind it.
+            return
 
 
 def _members(group: str) -> list[str]:
@@ -443,26 +470,11 @@ def _members(group: str) -> list[str]:
         return []
 
 
-def _daemon_socket(environ: Mapping[str, str]) -> str:
-    return environ.get("NIX_DAEMON_SOCKET_PATH") or "/nix/var/nix/daemon-socket/socket"
-
-
-def _daemon_answers(environ: Mapping[str, str]) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(5)
-        try:
-            client.connect(_daemon_socket(environ))
-        except OSError:
-            return False
-    return True
-
-
-def _home_store(environ: Mapping[str, str]) -> Path | None:
-    data = environ.get("XDG_DATA_HOME")
-    if data and Path(data).is_absolute():
-        return Path(data) / "pybuild/nix"
-    home = environ.get("HOME")
-    return Path(home) / ".local/share/pybuild/nix" if home else None
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _read(path: str) -> str:
@@ -474,22 +486,21 @@ def _read(path: str) -> str:
 
 def explain_refusal(store: Store, log: BuildLog) -> Refusal:
     """Why a probe of `store` failed with `log`, and the setting that would change it."""
-    said = first_error(log)
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    names = {
+    said = _in_short(log)
+    name = {
         "local": "the store /nix/store",
         "daemon": "nix's daemon",
         "home": f"a store in {store.root}",
         "portable": f"nix-portable's store in {store.root}",
-    }
+    }[store.where]
+    if any(re.search(_NO_NAMESPACES, error.text) for error in log.errors):
+        return Refusal(f"{name}: no sandbox ({said})", _namespaces_remedy())
     if store.where == "daemon":
         return Refusal(
-            f"{names['daemon']}: does not trust {user} with paths of this machine ({said})",
-            f"Add the line 'trusted-users = root {user}' to /etc/nix/nix.conf and restart nix-daemon.",
+            f"{name}: it doesn't trust {_user()} with paths of this machine ({said})",
+            f"Add the line 'trusted-users = root {_user()}' to /etc/nix/nix.conf and restart nix-daemon.",
         )
-    if any(re.search(_NO_NAMESPACES, error.text) for error in log.errors):
-        return Refusal(f"{names[store.where]}: no sandbox ({said})", _namespaces_remedy())
-    return Refusal(f"{names[store.where]}: {said}", f"Make {names[store.where]} writable for {user}.")
+    return Refusal(f"{name}: {said}", f"Make sure that {_user()} may write {store.root / 'nix'}.")
 
 
 _NO_NAMESPACES = (
@@ -535,7 +546,7 @@ _CAUSES = (
         "the way changed it. Nothing of it was kept.",
     ),
     (
-        r"you are not a trusted user|ignoring the (?:user|client)-specified setting",
+        r"ignoring the \S+ setting 'sandbox-paths'",
         "nix's daemon doesn't trust this user: add it to trusted-users in /etc/nix/nix.conf and restart nix-daemon.",
     ),
     (_NO_NAMESPACES, None),
@@ -551,6 +562,11 @@ def first_error(log: BuildLog) -> str:
     return str(log.errors[0]) if log.errors else "it ended without a word"
 
 
+def _in_short(log: BuildLog) -> str:
+    # Without the log of the probe, and without nix's advice to turn the sandbox off.
+    return re.split(r"[;\n]", first_error(log))[0]
+
+
 def _cause(texts: Iterable[str]) -> str | None:
     """What to do about the first known cause that these texts name."""
     joined = "\n".join(texts)
@@ -562,35 +578,46 @@ def _cause(texts: Iterable[str]) -> str | None:
 
 # Ending
 
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+# Leaders of the groups that `Nix.popen` started and has not ended.
+_running: set[int] = set()
+
 
 def _end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
     """End `process` and all that it started.
 
-    nix ends its builders itself on SIGINT and SIGTERM. They run in sessions of their own, out of reach of a
-    signal to nix's group; so who they are is written down while nix lives, and what is left is killed by pid.
+    nix ends its builders itself on SIGINT and SIGTERM, and needs a moment for it. Where nix itself is killed
+    (`kill -9`, or the kernel for want of memory) its builders live on, in sessions of their own; as this
+    process is their subreaper, they are its children then.
     """
-    if process.poll() is None:
-        started = _descendants(process.pid)
-        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            _signal_group(process.pid, sign)
-            try:
-                process.wait(grace)
-                break
-            except subprocess.TimeoutExpired:
-                started += _descendants(process.pid)
-        for child in started:
-            # psutil compares the start time, so that a pid that was given anew is left alone.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        _signal_group(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
     # Nothing of the group outlives its leader, however that ended.
     _signal_group(process.pid, signal.SIGKILL)
+    # Again, because what a killed one had started becomes a child of this process in turn.
+    for _ in range(3):
+        orphans = _orphans()
+        for orphan in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                orphan.kill()
+        psutil.wait_procs(orphans, timeout=grace)
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def _orphans() -> list[psutil.Process]:
+    """Children of this process that it did not start: those in a session which is neither its own nor one of
+    `Nix.popen`'s."""
+    mine = {os.getsid(0), *_running}
+    orphans = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(child.pid) not in mine:
+                orphans.append(child)
+    return orphans
 
 
 def _signal_group(pid: int, sign: int) -> None:
