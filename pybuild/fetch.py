@@ -32,12 +32,17 @@ from pybuild.errors import BuildError
 from pybuild.index import REMEDY, Index, explain, safe_url, user_index
 from pybuild.nix import fixed_path
 from pybuild.release import Pin
-from pybuild.units import MIB, format_gib
+from pybuild.units import KIB, MIB, format_gib
 
 JOBS = 6
 """Downloads at once. An index's own speed, not their number, is what limits from a few on."""
 
-CHUNK = MIB
+CHUNK = 64 * KIB
+"""Bytes received at a time, and lost where the connection ends in the middle of them."""
+
+BACKOFF = 0.1
+"""Seconds before the second connection for a file; twice as long before each further one."""
+
 MARGIN = 64 * MIB
 """Bytes left free on a disk beyond what the files take: nix's database and rounding to blocks."""
 
@@ -79,6 +84,7 @@ class LineReporter:
     def __init__(self, pins: list[Pin], console: Console) -> None:
         self._console = console
         self._start = time.monotonic()
+        self._lock = threading.Lock()
         self._left = len(pins)
         self._say(f"downloading {len(pins)} files, {format_gib(sum(p.size for p in pins))}")
 
@@ -93,9 +99,10 @@ class LineReporter:
         pass
 
     def finished(self, pin: Pin) -> None:
-        self._left -= 1
         seconds = time.monotonic() - self._start
-        self._say(f"fetched {pin.file} ({format_gib(pin.size)}), {self._left} left, {seconds:.0f} s")
+        with self._lock:
+            self._left -= 1
+            self._say(f"fetched {pin.file} ({format_gib(pin.size)}), {self._left} left, {seconds:.0f} s")
 
 
 class BarReporter:
@@ -341,7 +348,7 @@ class _Fetcher:
             attempt = 1 if part.size > before else attempt + 1
             if attempt == self.ATTEMPTS:
                 raise _Failed(reason)
-            if self.stop.wait(0.1 * 2**attempt):
+            if self.stop.wait(BACKOFF * 2**attempt):
                 raise _Stopped
 
     def _receive(self, url: str, pin: Pin, part: _Part) -> str | None:

@@ -185,7 +185,9 @@ class Index:
             return [Link(text=p.name, url=p.as_uri(), attrs={}) for p in sorted(folder.iterdir()) if p.is_file()]
         response = self._session.get(location)
         response.raise_for_status()
-        return RepositoryPage.from_html(response.content, base_url=response.url, from_encoding=None).links
+        links = RepositoryPage.from_html(response.content, base_url=response.url, from_encoding=None).links
+        # On such a page a link's text may be anything (PEP 503 is about indexes): pip takes the address's end.
+        return [Link(unquote(urlsplit(link.url).path.rpartition("/")[2]), link.url, link.attrs) for link in links]
 
     def open(self, url: str, *, start: int = 0, end: int | None = None) -> requests.Response:
         """The open response for the bytes of `url` from `start` to before `end`.
