@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from pybuild.caches import CachedWheel, cached_wheels
+
+NAME = "flash_attn-2.8.3-cp312-cp312-linux_x86_64"
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_the_layout_of_pip_24_and_uv_0_13(tmp_path: Path) -> None:
+    cache = tmp_path / "home/me/.cache"
+    built_by_pip = touch(cache / f"pip/wheels/bc/de/a5/b102eac8/{NAME}.whl")
+    touch(cache / "pip/wheels/00/de/a5/b102eac8/pure-1.0-py3-none-any.whl")
+    touch(cache / "pip/http-v2/0/1/2/3/4/01234")
+    from_path = touch(cache / f"uv/sdists-v11/path/53e970de/-q05CS0y/{NAME}.whl")
+    from_index = touch(cache / f"uv/sdists-v11/index/1e7becee/flash-attn/2.8.3/_YlIWYtN/{NAME}.whl")
+    from_pypi = touch(cache / f"uv/sdists-v11/pypi/flash-attn/2.8.3/_YlIWYtN/{NAME}.whl")
+    archive = tmp_path / "home/me/.cache/uv/archive-v0/co_7wxyO"
+    archive.mkdir(parents=True)
+    link = cache / "uv/wheels-v8/pypi/xformers/0.0.35-py39-none-manylinux_2_28_x86_64"
+    touch(link.with_suffix(".http"))
+    link.symlink_to("../../../archive-v0/co_7wxyO")
+    url = cache / "uv/wheels-v8/url/0a1b2c3d/flash-attn/2.8.3+cu12torch2.8cxx11abitrue-cp312-cp312-linux_x86_64"
+    url.mkdir(parents=True)
+    found = cached_wheels({"HOME": "/home/me"}, tmp_path)
+    assert set(found) == {
+        CachedWheel("pip", built_by_pip, f"{NAME}.whl"),
+        CachedWheel("uv", from_path, f"{NAME}.whl"),
+        CachedWheel("uv", from_index, f"{NAME}.whl"),
+        CachedWheel("uv", from_pypi, f"{NAME}.whl"),
+        CachedWheel("uv", link, "xformers-0.0.35-py39-none-manylinux_2_28_x86_64.whl"),
+        CachedWheel("uv", url, "flash_attn-2.8.3+cu12torch2.8cxx11abitrue-cp312-cp312-linux_x86_64.whl"),
+    }
+
+
+def test_where_the_caches_are(tmp_path: Path) -> None:
+    touch(tmp_path / f"x/pip/wheels/1/2/3/4/{NAME}.whl")
+    touch(tmp_path / f"p/wheels/1/2/3/4/{NAME}.whl")
+    touch(tmp_path / f"u/sdists-v9/path/1/2/{NAME}.whl")
+    assert [w.path for w in cached_wheels({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, tmp_path)] == [
+        tmp_path / f"x/pip/wheels/1/2/3/4/{NAME}.whl"
+    ]
+    environ = {"HOME": "/h", "XDG_CACHE_HOME": "/x", "PIP_CACHE_DIR": "/p", "UV_CACHE_DIR": "/u"}
+    assert [w.tool for w in cached_wheels(environ, tmp_path)] == ["pip", "uv"]
+    assert cached_wheels({}, tmp_path) == []
