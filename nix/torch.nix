@@ -13,14 +13,27 @@
   cuda-wheels,
 }:
 
+let
+  pins = [ (wheels.pick release "torch") ];
+
+  # By themselves, since they are all of torch that compiling a kernel needs.
+  headers = wheels.unpackWheels {
+    pname = "torch-headers";
+    version = release.torch;
+    inherit pins;
+    env.ONLY = "torch/include";
+  };
+in
 wheels.unpackWheels {
   pname = "torch";
   version = release.torch;
-  pins = [ (wheels.pick release "torch") ];
+  inherit pins;
+  env.EXCEPT = "torch/include";
   propagatedBuildInputs = map (name: pinned.${name}) release.groups.python;
 
   postInstall = ''
     ln -s ${cuda-wheels}/${python.sitePackages}/nvidia "$site/nvidia"
+    ln -s ${headers}/${python.sitePackages}/torch/include "$site/torch/include"
   '';
 
   # The whole of it has to load in the sandbox, without a GPU, and be the pair of versions that the release says.
@@ -38,6 +51,7 @@ wheels.unpackWheels {
 
   passthru = {
     inherit release;
+    headers = "${headers}/${python.sitePackages}/torch/include";
     cudaVersion = release.cuda;
   };
 

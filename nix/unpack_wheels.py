@@ -1,5 +1,7 @@
 """Unpack wheels into one site-packages: `unpack_wheels.py SITE_PACKAGES WHEEL...`. Standard library only.
 
+With ONLY in the environment, only what lies below that folder of the wheels; with EXCEPT, all but that.
+
 An installer without a resolver: the wheels are pinned and complete. Differs from `zipfile -e` in keeping modes and in
 placing the `.data` folders (scripts go to ../../../bin, as pip's do).
 """
@@ -25,11 +27,17 @@ def destination(name: str, site_packages: Path) -> Path:
     return site_packages / name
 
 
+def is_wanted(name: str) -> bool:
+    """Whether the environment's ONLY and EXCEPT let this member through."""
+    only, exclude = os.environ.get("ONLY"), os.environ.get("EXCEPT")
+    return (not only or name.startswith(f"{only}/")) and not (exclude and name.startswith(f"{exclude}/"))
+
+
 def unpack(wheel: str, site_packages: Path) -> None:
     """Unpack one wheel. Programs get their executable bit even where the archive lost it (NVIDIA's bin/)."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            if member.is_dir():
+            if member.is_dir() or not is_wanted(member.filename):
                 continue
             target = destination(member.filename, site_packages)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pybuild.errors import PybuildError
+from pybuild.fetch import store_path
 from pybuild.flake import stage_flake, stage_hostpkgs
 from pybuild.hostpkgs import Facts, read_facts
 from pybuild.nix import Nix, find_nix
@@ -27,6 +28,11 @@ class Plan:
     nix: Nix
     pins: tuple[Pin, ...]
     argv: tuple[str, ...]
+
+    def missing(self) -> list[Pin]:
+        """The pins that the store does not have yet."""
+        valid = self.nix.is_valid(store_path(pin) for pin in self.pins)
+        return [pin for pin in self.pins if not valid[store_path(pin)]]
 
 
 def make_plan(

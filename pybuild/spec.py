@@ -42,8 +42,7 @@ class BuildSpec(BaseModel):
             if capability not in known:
                 raise PybuildError(
                     f"--capability {capability}: flash-attn 2.8.3 has no code for it",
-                    f"Choose from {', '.join(known)}. "
-                    "8.0 runs on 8.6 and 8.9 as well, 10.0 on 10.3, 12.0 on 12.1.",
+                    f"Choose from {', '.join(known)}. 8.0 runs on 8.6 and 8.9 as well, 10.0 on 10.3, 12.0 on 12.1.",
                 )
         if not value:
             raise PybuildError("no capability to build for", f"Choose from {', '.join(known)}.")
@@ -69,9 +68,7 @@ class BuildSpec(BaseModel):
     @property
     def is_full(self) -> bool:
         """Whether every kernel is built."""
-        return (
-            not self.forward_only and set(self.head_dims) in (set(), set(HEAD_DIMS)) and len(self.dtypes) != 1
-        )
+        return not self.forward_only and set(self.head_dims) in (set(), set(HEAD_DIMS)) and len(self.dtypes) != 1
 
     @property
     def architectures(self) -> tuple[str, ...]:

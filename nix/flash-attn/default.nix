@@ -1,21 +1,9 @@
-/*
-  flash-attn: upstream's sdist built by upstream's setup.py, as a wheel for any venv (`dist`) and as a Python package for
-  Nix (`out`).
-
-  With the default arguments setup.py runs as it is. A selection of kernels takes the others out of its list of sources
-  and puts stubs.nix in their place.
-*/
+# flash-attn as upstream's setup.py builds it, or the part of its kernels that a model needs.
 {
   lib,
-  stdenv,
-  python,
-  fetchPypi,
   release,
-  torch,
-  cuda-toolkit,
   pinned,
   callPackage,
-  toPythonModule,
   config ? { },
 
   cudaCapabilities ? config.cudaCapabilities or [ "10.0" ],
@@ -27,6 +15,7 @@
 
 let
   version = "2.8.3";
+  root = "flash_attn-${version}";
 
   selection = kernelData.select { inherit headDims dtypes backward; };
   isFull = selection.dropped == [ ];
@@ -42,139 +31,127 @@ let
   ];
   unsupported = lib.subtractLists supported architectures;
 
+  buildWheel = callPackage ../extension/wheel.nix { };
+  compileObject = callPackage ../extension/kernel.nix { };
+
+  # setup.py's flags, which the wheel's build compares with what it asks for.
+  flags = {
+    cxx = [
+      "-O3"
+      "-std=c++17"
+    ];
+    cuda = [
+      "-O3"
+      "-std=c++17"
+      "-U__CUDA_NO_HALF_OPERATORS__"
+      "-U__CUDA_NO_HALF_CONVERSIONS__"
+      "-U__CUDA_NO_HALF2_OPERATORS__"
+      "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"
+      "--expt-relaxed-constexpr"
+      "--expt-extended-lambda"
+      "--use_fast_math"
+    ]
+    ++ lib.concatMap (architecture: [
+      "-gencode"
+      "arch=compute_${architecture},code=sm_${architecture}"
+    ]) (lib.filter (architecture: lib.elem architecture architectures) supported);
+  };
+
+  objectOf =
+    source: flags:
+    compileObject {
+      inherit root source flags;
+      sources = callPackage ./sources.nix { inherit version src; };
+      includes = [
+        "csrc/flash_attn"
+        "csrc/flash_attn/src"
+        "csrc/cutlass/include"
+      ];
+      module = "flash_attn_2_cuda";
+      threads = lib.length architectures;
+    };
+
+  src = {
+    pname = "flash_attn";
+    inherit version;
+    sha256 = "1e71dd64a9e0280e0447b8a0c2541bad4bf6ac65bdeaa2f90e51a9e57de0370d";
+  };
+
+  # One derivation for each source: name -> object.
+  objects = {
+    flash_api = objectOf "csrc/flash_attn/flash_api.cpp" flags.cxx;
+  }
+  // lib.listToAttrs (
+    map (
+      kernel: lib.nameValuePair kernel.name (objectOf "csrc/flash_attn/src/${kernel.name}.cu" flags.cuda)
+    ) selection.kept
+  );
+
   localVersion = lib.concatStringsSep "." (
     [
       release.name
       "torch${lib.versions.majorMinor release.torch}"
     ]
     ++ map (architecture: "sm${architecture}") architectures
-    ++ lib.optionals (!isFull) (
-      map (dim: "hdim${toString dim}") (lib.optionals (headDims != kernelData.headDims) headDims)
-      ++ lib.optionals (dtypes != kernelData.dtypes) dtypes
-      ++ lib.optional (!backward) "fwd"
-    )
+    ++ lib.optionals (headDims != kernelData.headDims) (map (dim: "hdim${toString dim}") headDims)
+    ++ lib.optionals (dtypes != kernelData.dtypes) dtypes
+    ++ lib.optional (!backward) "fwd"
   );
 
-  parallelism = callPackage ../parallelism.nix {
-    package = "flash-attn";
-    inherit version architectures;
+  stubs = import ./stubs.nix { inherit lib; } {
+    inherit (selection) dropped;
+    wheelHas = lib.concatStringsSep "; " [
+      "head dimensions ${lib.concatMapStringsSep ", " toString headDims}"
+      (lib.concatStringsSep ", " dtypes)
+      (if backward then "forward and backward" else "forward only")
+    ];
   };
+
+  wheel =
+    objects':
+    buildWheel (
+      src
+      // {
+        inherit architectures localVersion;
+        env = {
+          FLASH_ATTENTION_FORCE_BUILD = "TRUE";
+          FLASH_ATTN_CUDA_ARCHS = lib.concatStringsSep ";" architectures;
+          FLASH_ATTN_LOCAL_VERSION = localVersion;
+        };
+        imports = [
+          "flash_attn"
+          "flash_attn_2_cuda"
+        ];
+        dependencies = [ pinned.einops ];
+        objects = objects';
+        parallelism = callPackage ../parallelism.nix {
+          package = "flash-attn";
+          inherit version architectures;
+        };
+
+        # A selection takes the other kernels out of setup.py's list of sources, and puts stubs in their place.
+        postPatch = lib.optionalString (!isFull) ''
+          cat >csrc/flash_attn/src/pybuild_stubs.cpp <<'EOF'
+          ${stubs}
+          EOF
+          python ${./select_sources.py} setup.py pybuild_stubs.cpp ${lib.concatMapStringsSep " " (kernel: kernel.name) selection.dropped}
+        '';
+
+        passthru = {
+          inherit cudaCapabilities selection objects;
+          # The same wheel, made of an object a derivation.
+          fromObjects = wheel (builtins.attrValues objects);
+        };
+        meta = {
+          description = "Exact attention on GPUs, fast and in little memory";
+          license = lib.licenses.bsd3;
+        };
+      }
+    );
 in
 
 assert
   unsupported == [ ]
   || throw "flash-attn ${version} has no code for the architectures ${lib.concatStringsSep ", " unsupported}; its setup.py knows ${lib.concatStringsSep ", " supported}";
 
-toPythonModule (
-  stdenv.mkDerivation {
-    pname = "flash-attn";
-    version = "${version}+${localVersion}";
-
-    src = fetchPypi {
-      pname = "flash_attn";
-      inherit version;
-      sha256 = "1e71dd64a9e0280e0447b8a0c2541bad4bf6ac65bdeaa2f90e51a9e57de0370d";
-    };
-
-    outputs = [
-      "out"
-      "dist"
-    ];
-
-    nativeBuildInputs = [
-      python
-      cuda-toolkit
-      pinned.auditwheel
-      pinned.ninja
-      pinned.packaging
-      pinned.psutil
-      pinned.pyelftools
-      pinned.setuptools
-      pinned.wheel
-    ];
-    propagatedBuildInputs = [
-      torch
-      pinned.einops
-    ];
-
-    env = {
-      CUDA_HOME = "${cuda-toolkit}";
-      FLASH_ATTENTION_FORCE_BUILD = "TRUE";
-      FLASH_ATTN_CUDA_ARCHS = lib.concatStringsSep ";" architectures;
-      FLASH_ATTN_LOCAL_VERSION = localVersion;
-    };
-
-    inherit (parallelism) peakBytes;
-    enableParallelBuilding = true;
-
-    checkVersions = ./check_versions.py;
-    checkArchitectures = ./check_architectures.py;
-    tagWheel = ./tag_wheel.py;
-    jobsScript = ../jobs.py;
-    unpacker = ../unpack_wheels.py;
-    stubs = lib.optionalString (!isFull) (
-      import ./stubs.nix { inherit lib; } {
-        inherit (selection) dropped;
-        wheelHas = lib.concatStringsSep "; " [
-          "head dimensions ${lib.concatMapStringsSep ", " toString headDims}"
-          (lib.concatStringsSep ", " dtypes)
-          (if backward then "forward and backward" else "forward only")
-        ];
-      }
-    );
-    droppedKernels = map (kernel: kernel.name) selection.dropped;
-    passAsFile = [
-      "stubs"
-      "droppedKernels"
-    ];
-
-    postPatch = lib.optionalString (!isFull) ''
-      cp "$stubsPath" csrc/flash_attn/src/pybuild_stubs.cpp
-      python ${./select_sources.py} setup.py pybuild_stubs.cpp $(<"$droppedKernelsPath")
-    '';
-
-    buildPhase = ''
-      runHook preBuild
-      python "$checkVersions"
-      export NVCC_THREADS=$(( ${toString (lib.length architectures)} < NIX_BUILD_CORES ? ${toString (lib.length architectures)} : NIX_BUILD_CORES ))
-      export MAX_JOBS=$(python "$jobsScript" "$NIX_BUILD_CORES" "$peakBytes")
-      python setup.py bdist_wheel --dist-dir raw-dist
-      runHook postBuild
-    '';
-
-    installPhase = ''
-      runHook preInstall
-      for object in build/temp.*/csrc/flash_attn/src/flash_*.o; do
-        objects="''${objects:-} $object"
-      done
-      python "$checkArchitectures" "$FLASH_ATTN_CUDA_ARCHS" $objects
-      mkdir -p "$dist" "$out/${python.sitePackages}"
-      python "$tagWheel" raw-dist/*.whl "$dist"
-      python "$unpacker" "$out/${python.sitePackages}" "$dist"/*.whl
-      runHook postInstall
-    '';
-
-    doInstallCheck = true;
-    installCheckPhase = ''
-      runHook preInstallCheck
-      (cd / && PYTHONPATH=$out/${python.sitePackages}:$PYTHONPATH python -c 'import flash_attn, flash_attn_2_cuda')
-      runHook postInstallCheck
-    '';
-
-    passthru = {
-      inherit
-        torch
-        cuda-toolkit
-        release
-        cudaCapabilities
-        selection
-        parallelism
-        ;
-    };
-
-    meta = {
-      description = "Exact attention on GPUs, fast and in little memory";
-      license = lib.licenses.bsd3;
-    };
-  }
-)
+wheel [ ]

@@ -138,6 +138,12 @@ rec {
       n = builtins.stringLength string - builtins.stringLength suffix;
     in
     if n >= 0 && builtins.substring n (-1) string == suffix then builtins.substring 0 n string else string;
+  hasSuffix =
+    suffix: string:
+    let
+      n = builtins.stringLength string - builtins.stringLength suffix;
+    in
+    n >= 0 && builtins.substring n (-1) string == suffix;
   hasPrefix = prefix: string: builtins.substring 0 (builtins.stringLength prefix) string == prefix;
   escapeShellArg = string: "'${replaceStrings [ "'" ] [ "'\\''" ] (toString string)}'";
   escapeShellArgs = concatMapStringsSep " " escapeShellArg;

@@ -13,8 +13,11 @@ let
   interpreter = stdenv.mkDerivation {
     pname = "python-host";
     inherit version;
+    # Laid out as a virtual environment: so what is installed for the host's interpreter (dist-packages, pip --user) is
+    # out of sight, and only its standard library and headers count.
     buildCommand = ''
       mkdir -p "$out/bin"
+      printf '%s\n' "home = $(dirname ${path})" "include-system-site-packages = false" "version = ${version}" >"$out/pyvenv.cfg"
       for name in python python3 python${pythonVersion}; do
         ln -s ${path} "$out/bin/$name"
       done

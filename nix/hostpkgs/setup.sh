@@ -109,13 +109,17 @@ fixupPhase() {
 }
 
 genericBuild() {
-    local phase
     if [ -z "${dontUnpack:-}" ]; then
         runPhase unpackPhase
     fi
-    for phase in patchPhase buildPhase installPhase fixupPhase; do
-        runPhase "$phase"
-    done
+    runPhase patchPhase
+    runPhase buildPhase
+    if [ -z "${dontInstall:-}" ]; then
+        runPhase installPhase
+    fi
+    if [ -z "${dontFixup:-}" ]; then
+        runPhase fixupPhase
+    fi
     if [ -n "${doInstallCheck:-}" ]; then
         runPhase installCheckPhase
     fi

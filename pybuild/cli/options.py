@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pybuild.spec import DTYPES, PYTHONS, RELEASES
+from pybuild.spec import DTYPES, PYTHONS, RELEASES, BuildSpec
+
+if TYPE_CHECKING:
+    from pybuild.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,3 +32,32 @@ def build_options(function: F) -> F:
     ):
         function = decorate(function)
     return function
+
+
+def plan_options(function: F) -> F:
+    """Options of the commands that build on this machine: `planned` reads them."""
+    for decorate in reversed(
+        [
+            click.option("--cores", type=click.IntRange(min=1), help="Instead of the recommended number."),
+            click.option("--cuda-home", type=click.Path(path_type=Path), help="A toolkit of the release's CUDA."),
+            click.option("--nix", help="The nix or nix-portable to use, instead of the one on PATH."),
+        ]
+    ):
+        function = decorate(function)
+    return function
+
+
+def spec_from(options: dict[str, Any]) -> BuildSpec:
+    """Take the options of `build_options` out of `options` and make a spec of those that were given."""
+    given = {name: options.pop(name) for name in BuildSpec.model_fields if name in options}
+    return BuildSpec(**{name: value for name, value in given.items() if value not in (None, ())})
+
+
+def planned(options: dict[str, Any]) -> Plan:
+    """The plan for the options of `build_options` and `plan_options`."""
+    from pybuild.plan import make_plan
+    from pybuild.recommend import recommended_cores
+
+    spec = spec_from(options)
+    cores = options["cores"] or recommended_cores(spec)
+    return make_plan(spec, os.environ, cores=cores, nix=options["nix"], cuda_home=options["cuda_home"])

@@ -7,6 +7,7 @@ where a symbol needs more than manylinux_2_39 (Ubuntu 24.04's glibc), or where a
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -59,7 +60,7 @@ def main() -> None:
     tagged = dist / wheel.name.replace("linux_x86_64", abi.overall_policy.name)
     tags = ["--remove", "--platform-tag", abi.overall_policy.name]
     subprocess.run([sys.executable, "-m", "wheel", "tags", *tags, str(wheel)], check=True, stdout=subprocess.DEVNULL)
-    (wheel.parent / tagged.name).rename(tagged)
+    shutil.move(wheel.parent / tagged.name, tagged)
     print(f"{tagged.name}: symbols up to glibc {match[1]}.{match[2]}")
 
 

@@ -1,6 +1,6 @@
 """Fail before the first compile where torch and nvcc do not belong together, or nvcc lacks an architecture.
 
-Reads CUDA_HOME and FLASH_ATTN_CUDA_ARCHS. torch itself refuses another major version only, and setup.py drops
+`check_versions.py 90 100`, with the toolkit at CUDA_HOME. torch itself refuses another major version only, and setup.py drops
 architectures that it does not know for this nvcc without a word.
 """
 
@@ -30,7 +30,7 @@ def main() -> None:
             f"built with CUDA {torch.version.cuda}: take the toolkit and torch of one release"
         )
     known = set(re.findall(r"sm_(\w+)", nvcc_says("--list-gpu-code")))
-    for architecture in os.environ["FLASH_ATTN_CUDA_ARCHS"].split(";"):
+    for architecture in sys.argv[1:]:
         if architecture not in known:
             sys.exit(
                 f"nvcc {nvcc_version} does not know sm_{architecture} (it knows "

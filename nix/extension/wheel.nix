@@ -1,0 +1,124 @@
+/*
+  A torch extension: upstream's sdist built by upstream's setup.py, as a wheel for any venv (`dist`) and as a Python package
+  for Nix (`out`).
+
+  With `objects` (derivations of kernel.nix) setup.py gets those instead of compiling; the wheel is the same.
+*/
+{
+  lib,
+  stdenv,
+  python,
+  fetchPypi,
+  release,
+  torch,
+  cuda-toolkit,
+  pinned,
+  toPythonModule,
+}:
+{
+  # The sdist's name on the index, its version and hash.
+  pname,
+  version,
+  sha256,
+  # What follows the + in the wheel's version.
+  localVersion,
+  # nvcc's names of what to compile for, "100".
+  architectures,
+  # Environment that setup.py reads.
+  env,
+  # Modules to import as a check.
+  imports,
+  # Python packages that the wheel requires beside torch.
+  dependencies ? [ ],
+  # parallelism.nix of this package.
+  parallelism,
+  objects ? [ ],
+  postPatch ? "",
+  passthru ? { },
+  meta ? { },
+}:
+
+toPythonModule (
+  stdenv.mkDerivation {
+    inherit pname meta postPatch;
+    version = "${version}+${localVersion}";
+
+    src = fetchPypi { inherit pname version sha256; };
+
+    outputs = [
+      "out"
+      "dist"
+    ];
+
+    nativeBuildInputs = [
+      python
+      cuda-toolkit
+      pinned.auditwheel
+      pinned.ninja
+      pinned.packaging
+      pinned.psutil
+      pinned.pyelftools
+      pinned.setuptools
+      pinned.wheel
+    ];
+    propagatedBuildInputs = [ torch ] ++ dependencies;
+
+    env = env // {
+      CUDA_HOME = "${cuda-toolkit}";
+      PYBUILD_OBJECTS = lib.concatMapStringsSep " " toString objects;
+    };
+
+    inherit (parallelism) peakBytes;
+    enableParallelBuilding = true;
+
+    # What setup.py's ninja calls instead of the compilers.
+    compile = ./compile.py;
+
+    buildPhase = ''
+      runHook preBuild
+      python ${./check_versions.py} ${lib.concatStringsSep " " architectures}
+      export NVCC_THREADS=$(( ${toString (lib.length architectures)} < NIX_BUILD_CORES ? ${toString (lib.length architectures)} : NIX_BUILD_CORES ))
+      export MAX_JOBS=$(python ${../jobs.py} "$NIX_BUILD_CORES" "$peakBytes")
+      mkdir "$NIX_BUILD_TOP/compilers"
+      for compiler in "$(type -P "$CXX")" "$(type -P nvcc)"; do
+        wrapper=$NIX_BUILD_TOP/compilers/''${compiler##*/}
+        printf '#!%s\nexec %s %s run -- %s "$@"\n' "$BASH" "$(type -P python)" "$compile" "$compiler" >"$wrapper"
+        chmod +x "$wrapper"
+      done
+      export CXX=$NIX_BUILD_TOP/compilers/''${CXX##*/} PYTORCH_NVCC=$NIX_BUILD_TOP/compilers/nvcc
+      python setup.py bdist_wheel --dist-dir "$NIX_BUILD_TOP/raw-dist"
+      runHook postBuild
+    '';
+
+    installPhase = ''
+      runHook preInstall
+      mapfile -t objects < <(find build -name '*.o')
+      python ${./check_architectures.py} ${lib.concatStringsSep " " (map (a: "sm_${a}") architectures)} -- "''${objects[@]}"
+      mkdir -p "$dist" "$out/${python.sitePackages}"
+      python ${./tag_wheel.py} "$NIX_BUILD_TOP"/raw-dist/*.whl "$dist"
+      python ${../unpack_wheels.py} "$out/${python.sitePackages}" "$dist"/*.whl
+      runHook postInstall
+    '';
+
+    doInstallCheck = true;
+    installCheckPhase = ''
+      runHook preInstallCheck
+      (
+        cd /
+        export PYTHONPATH=$out/${python.sitePackages}:$PYTHONPATH
+        python -c 'import ${lib.concatStringsSep ", " imports}'
+      )
+      runHook postInstallCheck
+    '';
+
+    passthru = {
+      inherit
+        torch
+        cuda-toolkit
+        release
+        parallelism
+        ;
+    }
+    // passthru;
+  }
+)
