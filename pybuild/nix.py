@@ -39,6 +39,10 @@ FEATURES = ("--extra-experimental-features", "nix-command flakes")
 INTERNAL_JSON = ("--log-format", "internal-json")
 SANDBOX = ("--option", "sandbox", "true", "--option", "sandbox-fallback", "false")
 
+# The user's caches are used, but one that doesn't answer is not waited for. nix's own connect-timeout leaves it
+# to curl (300 s), with five attempts for each cache; docs/nix.md has what was measured.
+NETWORK = ("--option", "connect-timeout", "3", "--option", "download-attempts", "3")
+
 GET_NIX = (
     "Install the distribution's package (Debian, Ubuntu: apt install nix-bin), or put nix-portable on PATH, "
     "or name either of them with --nix PATH."
@@ -85,13 +89,35 @@ class Nix:
         """The command line of `nix ARGS...` on this store; ARGS begin with the subcommand."""
         return [*self.nix, *args, *FEATURES, *self.store.options]
 
+    def flake_argv(
+        self,
+        verb: str,
+        installable: str,
+        *,
+        overrides: Mapping[str, Path] | None = None,
+        sandbox_paths: Sequence[str] = (),
+        extra: Sequence[str] = (),
+    ) -> list[str]:
+        """The command line of `nix VERB` (build, develop, eval, run) on an output of a flake.
+
+        `overrides` maps inputs of the flake to folders that take their place. `sandbox_paths` are paths of
+        this machine that the sandbox gets; a build that has any is made here and from what the store has: no
+        other machine has those paths, and no cache its outputs. `extra` is the line's end.
+        """
+        argv = [*self.command(verb, installable), "--no-write-lock-file"]
+        for name, path in (overrides or {}).items():
+            argv += ["--override-input", name, f"path:{path}"]
+        argv += SANDBOX
+        argv += host_options(sandbox_paths) if sandbox_paths else NETWORK
+        return [*argv, *extra]
+
     def build_argv(
         self,
         flake_ref: str,
         attr: str,
         *,
-        cores: int | None = None,
-        max_jobs: int | None = None,
+        cores: int,
+        max_jobs: int = 1,
         overrides: Mapping[str, Path] | None = None,
         sandbox_paths: Sequence[str] = (),
         out_link: Path | None = None,
@@ -99,57 +125,21 @@ class Nix:
     ) -> list[str]:
         """The command line that builds `attr` of `flake_ref`; it prints JSON, which `outputs` reads.
 
-        `cores` is what each builder may use, `max_jobs` how many builders run at once. `overrides` maps
-        inputs of the flake to folders that take their place. `sandbox_paths` are paths of this machine that
-        the sandbox gets; a build that has any is made here and from what the store has: no other machine
-        has those paths, and no cache its outputs.
+        `cores` is what each builder may use, `max_jobs` how many builders run at once; for the others see
+        `flake_argv`.
         """
-        return self._flake_argv(
+        return self.flake_argv(
             "build",
             f"{flake_ref}#{attr}",
-            cores=cores,
-            max_jobs=max_jobs,
             overrides=overrides,
             sandbox_paths=sandbox_paths,
-            # --json, because --print-out-paths is unknown to nix 2.8.
-            extra=["--json", *(["--out-link", str(out_link)] if out_link else ["--no-link"]), *extra],
+            extra=[
+                *("--max-jobs", str(max_jobs), "--cores", str(cores)),
+                "--json",  # nix 2.8 doesn't know --print-out-paths
+                *(("--out-link", str(out_link)) if out_link else ("--no-link",)),
+                *extra,
+            ],
         )
-
-    def develop_argv(
-        self,
-        flake_ref: str,
-        attr: str,
-        *,
-        overrides: Mapping[str, Path] | None = None,
-        sandbox_paths: Sequence[str] = (),
-        extra: Sequence[str] = (),
-    ) -> list[str]:
-        """The command line that enters the shell of `attr`; `extra` is its end, such as `-c COMMAND`."""
-        installable = f"{flake_ref}#{attr}"
-        return self._flake_argv("develop", installable, overrides=overrides, sandbox_paths=sandbox_paths, extra=extra)
-
-    def _flake_argv(
-        self,
-        verb: str,
-        installable: str,
-        *,
-        cores: int | None = None,
-        max_jobs: int | None = None,
-        overrides: Mapping[str, Path] | None = None,
-        sandbox_paths: Sequence[str] = (),
-        extra: Sequence[str] = (),
-    ) -> list[str]:
-        argv = self.command(verb, installable)
-        argv += ["--no-write-lock-file"]
-        for name, path in (overrides or {}).items():
-            argv += ["--override-input", name, f"path:{path}"]
-        if max_jobs is not None:
-            argv += ["--max-jobs", str(max_jobs)]
-        if cores is not None:
-            argv += ["--cores", str(cores)]
-        argv += SANDBOX
-        argv += host_options(sandbox_paths) if sandbox_paths else network_options()
-        return [*argv, *extra]
 
     # Store
 
@@ -309,14 +299,6 @@ def host_options(sandbox_paths: Sequence[str]) -> list[str]:
     ]
 
 
-def network_options() -> list[str]:
-    """Options of a build that may use the user's caches, but doesn't wait for one that is not there.
-
-    nix's own connect-timeout is 0, which leaves it to curl: 300 s, five times for each cache.
-    """
-    return ["--option", "connect-timeout", "5", "--option", "fallback", "true"]
-
-
 def outputs(stdout: str) -> dict[str, str]:
     """Output names and store paths of the one thing that a command line of `build_argv` built."""
     (built,) = json.loads(stdout)
@@ -361,7 +343,7 @@ def find_nix(explicit: str | None, environ: Mapping[str, str], *, host_paths: bo
     version = _version(nix, environ)
     if version < OLDEST:
         have = ".".join(map(str, version))
-        raise PybuildError(f"{nix[0]} is version {have}; pybuild needs 2.8 or newer", GET_NIX)
+        raise PybuildError(f"{shell_line(nix)} is version {have}; pybuild needs 2.8 or newer", GET_NIX)
     refusals = []
     for store in [_portable_store(environ)] if portable else _stores(environ):
         if isinstance(store, Refusal):
@@ -389,8 +371,11 @@ def _programs(explicit: str | None, environ: Mapping[str, str]) -> tuple[tuple[s
     real = shutil.which(found, path=path)
     if real is None:
         raise PybuildError(f"--nix {found}: no such program", GET_NIX)
+    if "/" in found:
+        found = str(Path(found).absolute())
     if Path(found).name.startswith("nix-portable"):
-        return (found, "nix"), (found, "nix-store"), True
+        words = (*_portable_environment(environ), found)
+        return (*words, "nix"), (*words, "nix-store"), True
     beside = [Path(found).with_name("nix-store"), Path(real).resolve().with_name("nix-store")]
     near = next((str(p) for p in beside if "/" in found and os.access(p, os.X_OK)), None)
     nix_store = near or ("nix-store" if shutil.which("nix-store", path=path) else None)
@@ -404,7 +389,7 @@ def _version(nix: tuple[str, ...], environ: Mapping[str, str]) -> tuple[int, ...
     try:
         done = subprocess.run(argv, capture_output=True, text=True, env=dict(environ), check=False)
     except OSError as error:
-        raise PybuildError(f"{nix[0]} can't be run: {error.strerror}", GET_NIX) from error
+        raise PybuildError(f"{shell_line(nix)} can't be run: {error.strerror}", GET_NIX) from error
     # "nix (Nix) 2.8.0", "nix (Nix) 2.30.0pre20250521", "nix (Lix, like Nix) 2.91.1"
     match = re.search(r"^nix \(.*\) (\d+(?:\.\d+)+)", done.stdout, re.MULTILINE)
     if done.returncode != 0 or match is None:
@@ -412,6 +397,15 @@ def _version(nix: tuple[str, ...], environ: Mapping[str, str]) -> tuple[int, ...
         what = f"{shell_line(argv)} failed: {strip_ansi(said[-1]) if said else 'it said nothing'}"
         raise PybuildError(what, "pybuild needs a nix that runs. " + GET_NIX)
     return tuple(int(part) for part in match[1].split("."))
+
+
+def _portable_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Words before nix-portable. Left alone, it first installs a git of its own from the network, and says so
+    on standard output; a flake that is a folder needs no git."""
+    if environ.get("NP_GIT"):
+        return ()
+    git = shutil.which("git", path=environ.get("PATH", os.defpath)) or "/usr/bin/git"
+    return ("env", f"NP_GIT={git}")
 
 
 def _portable_store(environ: Mapping[str, str]) -> Store:

@@ -1,4 +1,4 @@
-"""nix's `--log-format internal-json` lines, as small dataclasses."""
+"""What nix says while it works, as small dataclasses: its `--log-format internal-json`, or what people read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 # Lines of a builder's log that are kept for the message of a failure.
@@ -15,36 +14,19 @@ TAIL_LINES = 20
 _PREFIX = "@nix "
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\r")
 
+# Numbers of nix's (src/libutil/logging.hh), the same in 2.8 and 2.26: the activity and the result that are read.
+_BUILD = 105
+_LOG_LINE = 101
+
 # nix 2.8: "builder for 'X.drv' failed with exit code 1"; 2.30: "Cannot build 'X.drv'. Reason: ...".
 _FAILED = re.compile(
     r"(?:builder for '(?P<old>[^']+\.drv)' (?P<how>failed[^;\n]*)"
     r"|Cannot build '(?P<new>[^']+\.drv)'\.\s*Reason: (?P<why>builder failed[^\n]*))"
 )
 
-
-class Activity(IntEnum):
-    """What an activity is; the numbers are nix's (src/libutil/logging.hh, the same from 2.8 to 2.31)."""
-
-    UNKNOWN = 0
-    COPY_PATH = 100
-    FILE_TRANSFER = 101
-    REALISE = 102
-    COPY_PATHS = 103
-    BUILDS = 104
-    BUILD = 105
-    OPTIMISE_STORE = 106
-    VERIFY_PATHS = 107
-    SUBSTITUTE = 108
-    QUERY_PATH_INFO = 109
-    POST_BUILD_HOOK = 110
-    BUILD_WAITING = 111
-    FETCH_TREE = 112
-
-
-# Kinds of result (the same file of nix) that are read here.
-_LOG_LINE = 101
-_SET_PHASE = 104
-_PROGRESS = 105
+# Where the cause of an error ends, in what people read: the place, its source, a trace, the builder's log.
+_AFTER_CAUSE = re.compile(r"\n\s*(?:at \S+:\d+|… |\d+\||\(use '--show-trace'|last \d+ log lines)")
+_AT = re.compile(r"^\s*at (\S+?):(\d+)(?::\d+)?:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,6 @@ class Started:
     """An activity begins. `derivation` is the path of the .drv where it is a build."""
 
     id: int
-    activity: Activity
     text: str
     derivation: str | None = None
 
@@ -73,25 +54,6 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """The builder of activity `id` entered a phase (unpackPhase, buildPhase, ...)."""
-
-    id: int
-    name: str
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far activity `id` is: for Activity.BUILDS these are derivations, for a FILE_TRANSFER bytes."""
-
-    id: int
-    done: int
-    expected: int
-    running: int
-    failed: int
-
-
-@dataclass(frozen=True)
 class Message:
     """What nix says itself. `level` 0 is an error, 1 a warning, 3 and more are information.
 
@@ -107,7 +69,7 @@ class Message:
         return f"{self.text} (at {self.where})" if self.where else self.text
 
 
-Event = Started | Stopped | LogLine | Phase | Progress | Message
+Event = Started | Stopped | LogLine | Message
 
 
 def strip_ansi(text: str) -> str:
@@ -118,60 +80,60 @@ def strip_ansi(text: str) -> str:
 def parse(line: str) -> Event | None:
     """The event in one line of nix's standard error; None for one that pybuild has no use for.
 
-    A line without nix's mark (of nix-portable, or of nix before it knows the format) is a Message: an error or
-    a warning where it begins with that word, else of level 3.
+    A line without the mark of internal-json is a Message, as far as one line tells: BuildLog puts together the
+    errors that go over several.
     """
     line = line.rstrip("\n")
     if not line.startswith(_PREFIX):
-        text = strip_ansi(line).strip()
-        return _message({"level": 3, "msg": text}) if text else None
+        text = strip_ansi(line)
+        level = 0 if text.startswith("error:") else 1 if text.startswith("warning:") else 3
+        return Message(level, text.strip()) if text.strip() else None
     try:
-        data = json.loads(line[len(_PREFIX) :])
-        return _event(data)
+        return _event(json.loads(line[len(_PREFIX) :]))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        # Cut short by the end of nix, or an event that a later nix has changed: the build matters more.
+        # Cut short by the end of nix, or changed by a later nix: the build matters more.
         return None
 
 
 def _event(data: dict[str, Any]) -> Event | None:
     match data["action"]:
         case "start":
-            kind = int(data["type"])
-            activity = Activity(kind) if kind in Activity._value2member_map_ else Activity.UNKNOWN
-            derivation = str(data["fields"][0]) if activity is Activity.BUILD else None
-            return Started(int(data["id"]), activity, strip_ansi(str(data["text"])), derivation)
+            derivation = str(data["fields"][0]) if data["type"] == _BUILD else None
+            return Started(int(data["id"]), strip_ansi(str(data["text"])), derivation)
         case "stop":
             return Stopped(int(data["id"]))
+        case "result" if data["type"] == _LOG_LINE:
+            return LogLine(int(data["id"]), strip_ansi(str(data["fields"][0])))
         case "msg":
             return _message(data)
-        case "result":
-            return _result(int(data["id"]), int(data["type"]), data["fields"])
     return None
 
 
 def _message(data: dict[str, Any]) -> Message:
     level = int(data["level"])
+    # An error's raw_msg is the cause alone.
     text = strip_ansi(str(data.get("raw_msg") or data["msg"]))
-    for word, its_level in (("error: ", 0), ("warning: ", 1)):
-        if text.startswith(word):
-            level, text = its_level, text[len(word) :]
-    where = ""
-    if data.get("line"):
-        # "file" is a path in 2.8, and has ":LINE:COLUMN" after it in 2.26; the flake's own are in the store.
-        file = re.sub(r"(:\d+)+$|^/nix/store/[^/]+/", "", str(data["file"]))
-        where = f"{file}:{data['line']}"
-    return Message(level, text, where)
+    # In 2.8 "file" is a path, in 2.26 it has ":LINE:COLUMN" after it.
+    file = re.sub(r"(:\d+)+$", "", str(data["file"])) if data.get("line") else ""
+    return Message(level, text, _place(file, data.get("line")))
 
 
-def _result(activity: int, kind: int, fields: list[Any]) -> Event | None:
-    if kind == _LOG_LINE:
-        return LogLine(activity, strip_ansi(str(fields[0])))
-    if kind == _SET_PHASE:
-        return Phase(activity, str(fields[0]))
-    if kind == _PROGRESS:
-        done, expected, running, failed = (int(value) for value in fields[:4])
-        return Progress(activity, done, expected, running, failed)
-    return None
+def _place(file: str, line: object) -> str:
+    """`nix/wheels.nix:12` for a file of the flake, which nix reads in the store."""
+    return f"{re.sub(r'^/nix/store/[^/]+/', '', file)}:{line}" if file else ""
+
+
+def _read_error(block: str) -> Message:
+    """The error in what nix prints for people: "error:" and the lines that belong to it.
+
+    nix 2.8 prints the cause first. Newer nix prints the trace first, and the cause behind the last "error:".
+    """
+    cause = re.split(r"^\s*error:", block, flags=re.MULTILINE)[-1]
+    text = _AFTER_CAUSE.split("\n" + cause, maxsplit=1)[0]
+    # nix indents the further lines of an error by the width of "error: ".
+    text = re.sub(r"^ {1,7}", "", text, flags=re.MULTILINE).strip()
+    at = _AT.search(cause)
+    return Message(0, text, _place(at[1], at[2]) if at else "")
 
 
 @dataclass(frozen=True)
@@ -184,10 +146,11 @@ class Failure:
 
 @dataclass
 class BuildLog:
-    """What a nix with `--log-format internal-json` has said so far; `feed` it each line of its standard error.
+    """What a nix has said so far; `feed` it each line of its standard error, in either format.
 
-    `building` maps the activities of builds that run now to their derivations; `tails` holds the last
-    TAIL_LINES lines of each derivation's log; `failures` the derivations that failed, the first one first.
+    `building` maps the activities of builds that run now to their derivations, and `tails` holds the last
+    TAIL_LINES lines of each derivation's log: both only with internal-json. `failures` are the derivations
+    whose builder failed, the first one first.
     """
 
     building: dict[int, str] = field(default_factory=dict)
@@ -195,10 +158,18 @@ class BuildLog:
     errors: list[Message] = field(default_factory=list)
     warnings: list[Message] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    _block: str = field(default="", repr=False)  # the error that the lines so far belong to
 
     def feed(self, line: str) -> Event | None:
         """Take one line in, and give back its event for whoever shows it."""
         event = parse(line)
+        marked = line.startswith(_PREFIX)
+        if not marked and self._block and (not line.strip() or line.startswith(" ")):
+            self._block += "\n" + strip_ansi(line.rstrip("\n"))
+            self.errors[-1] = _read_error(self._block)
+            self._note_failures()
+            return event
+        self._block = ""
         match event:
             case Started(id=id_, derivation=str(derivation)):
                 self.building[id_] = derivation
@@ -207,17 +178,16 @@ class BuildLog:
                 self.building.pop(id_, None)
             case LogLine(id=id_, text=text) if id_ in self.building:
                 self.tails[self.building[id_]].append(text)
-            case Message(level=0):
-                self._error(event)
+            case Message(level=0, text=text) if not text.startswith("(use '--show-trace'"):
+                self._block = "" if marked else text
+                self.errors.append(event if marked else _read_error(text))
+                self._note_failures()
             case Message(level=1):
                 self.warnings.append(event)
         return event
 
-    def _error(self, error: Message) -> None:
-        # nix says this after an error that stands for itself.
-        if not error.text.startswith("(use '--show-trace'"):
-            self.errors.append(error)
-        for match in _FAILED.finditer(error.text):
+    def _note_failures(self) -> None:
+        for match in _FAILED.finditer(self.errors[-1].text):
             failure = Failure(match["old"] or match["new"], match["how"] or match["why"])
             if failure.derivation not in {known.derivation for known in self.failures}:
                 self.failures.append(failure)
