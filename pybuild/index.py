@@ -32,6 +32,8 @@ from pybuild.errors import BuildError, PybuildError
 
 REMEDY = "The index is the one that pip uses: see `pip config list`, PIP_INDEX_URL and PIP_EXTRA_INDEX_URL."
 
+ETC = Path("/etc")
+
 
 @dataclass(frozen=True)
 class PipConfig:
@@ -58,7 +60,7 @@ def config_files(environ: Mapping[str, str]) -> list[Path]:
         return []
     home = Path(environ.get("HOME") or Path.home())
     files = [Path(d, "pip/pip.conf") for d in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if d]
-    files.append(Path("/etc/pip.conf"))
+    files.append(ETC / "pip.conf")
     if not (named and Path(named).exists()):
         files += [
             home / ".pip/pip.conf",
@@ -94,7 +96,7 @@ def read_pip_config(environ: Mapping[str, str]) -> PipConfig:
     """What pip's files and `environ` say. Raises PybuildError for a value that pip would refuse."""
     settings = pip_settings(environ)
     indexes = [settings.get("index-url", PYPI_SIMPLE_ENDPOINT), *settings.get("extra-index-url", "").split()]
-    timeout = settings.get("timeout", settings.get("default-timeout", "15"))
+    timeout = settings.get("timeout", "15")
     try:
         seconds = float(timeout)
         if not seconds > 0:
@@ -113,7 +115,8 @@ def read_pip_config(environ: Mapping[str, str]) -> PipConfig:
 
 
 def _option(name: str) -> str:
-    return name.lower().replace("_", "-").removeprefix("--")
+    option = name.lower().replace("_", "-").removeprefix("--")
+    return "timeout" if option == "default-timeout" else option
 
 
 def _flag(name: str, settings: Mapping[str, str]) -> bool:
@@ -257,8 +260,7 @@ class _Session(requests.Session):
             self.mount(f"https://{host}/", _Insecure(pool_maxsize=connections, max_retries=retries))
             if ":" not in host:
                 self.mount(f"https://{host}:", _Insecure(pool_maxsize=connections, max_retries=retries))
-        if config.cert:
-            self.verify = config.cert
+        self._cert = config.cert
         if config.client_cert:
             self.cert = config.client_cert
         if config.proxy:
@@ -269,6 +271,8 @@ class _Session(requests.Session):
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         kwargs.setdefault("timeout", self._timeout)
+        # With the request, because requests lets REQUESTS_CA_BUNDLE win over the session's.
+        kwargs.setdefault("verify", self._cert)
         return super().request(*args, **kwargs)
 
 
