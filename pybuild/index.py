@@ -250,8 +250,14 @@ class _Session(requests.Session):
     def __init__(self, config: PipConfig, connections: int) -> None:
         super().__init__()
         self._timeout = config.timeout
+        # A server in trouble is worth some patience; one that refuses, or whose certificate is wrong, is not.
         retries = urllib3.Retry(
-            total=3, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504), raise_on_status=False
+            total=3,
+            connect=1,
+            other=0,
+            backoff_factor=0.2,
+            status_forcelist=(500, 502, 503, 504),
+            raise_on_status=False,
         )
         self.mount("https://", HTTPAdapter(pool_maxsize=connections, max_retries=retries))
         self.mount("http://", HTTPAdapter(pool_maxsize=connections, max_retries=retries))
