@@ -237,7 +237,9 @@ class Nix:
         tail = list(log.tails.get(failure.derivation, ()))
         if not tail:
             shown = subprocess.run(show, capture_output=True, text=True, env=dict(self.environ), check=False)
-            tail = shown.stdout.splitlines()[-TAIL_LINES:]
+            # nix's own builders (fetchurl) log in its format for programs.
+            lines = [strip_ansi(text) for text in shown.stdout.splitlines() if not text.startswith("@nix ")]
+            tail = lines[-TAIL_LINES:]
         cause = _cause([failure.how, *tail, *(warning.text for warning in log.warnings)])
         what = [f"{derivation_name(failure.derivation)}: {failure.how}"]
         if tail:
@@ -525,7 +527,8 @@ def _namespaces_remedy() -> str:
 # What nix, a compiler or a linker says, and what to do about it; the first that matches counts.
 _CAUSES = (
     (
-        r"No space left on device|database or disk is full|Disk quota exceeded",
+        # The last is what SQLite says where nix's database finds no room.
+        r"No space left on device|database or disk is full|Disk quota exceeded|disk I/O error",
         "The disk is full: free space where the store is, and where TMPDIR is (/tmp), in which nix builds.",
     ),
     (
