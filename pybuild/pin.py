@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pypi_simple import DistributionPackage
 
 from pybuild.errors import BuildError, PybuildError
@@ -128,11 +128,11 @@ class Projects:
             files = {python: file for python, file in best.items() if file}
             if len(files) == len(best):
                 return Candidate(version, files)
-        reason = listing.failures or [f"it has {', '.join(map(str, sorted(versions))) or 'none'}"]
+        known = ", ".join(map(str, sorted(versions)[-5:])) or "no version that is asked for"
+        lines = [f"  {line}" for line in listing.failures or [f"it has {known}"]]
         raise BuildError(
-            f"{project}{wanted}: no version has x86_64 wheels for all of {', '.join(PYTHON_TAGS)}\n"
-            + "\n".join(f"  {line}" for line in reason),
-            "Choose a torch whose requirements the index can serve.",
+            "\n".join([f"{project}{wanted}: no wheels for x86_64 and all of {', '.join(PYTHON_TAGS)}", *lines]),
+            "Choose a torch whose requirements pip's index can serve.",
         )
 
     def _best(self, files: Iterable[DistributionPackage], python: str) -> DistributionPackage | None:
@@ -180,8 +180,6 @@ class Projects:
                 pattern = re.compile(rf"([^/]+\.dist-info|[^/]+)/{re.escape(name)}")
                 member = next(filter(pattern.fullmatch, wheel.namelist()))
                 return wheel.read(member).decode()
-        except requests.RequestException as error:
-            raise BuildError(f"{file.filename}: {explain(error)}", "Try again, or another index.") from error
         except (zipfile.BadZipFile, StopIteration) as error:
             raise BuildError(f"{file.filename}: not a wheel with a {name}") from error
 
@@ -198,12 +196,20 @@ class _RemoteFile(io.RawIOBase):
 
     def __init__(self, index: Index, file: DistributionPackage) -> None:
         self._index = index
-        self._url = file.url
+        self._file = file
         self._position = 0
         self.size = file.size or self._ask_size()
 
+    def _open(self, start: int, end: int) -> requests.Response:
+        try:
+            return self._index.open(self._file.url, start=start, end=end)
+        except requests.RequestException as error:
+            # As a BuildError at once: to zipfile, any OSError (and this is one) means "not a zip file".
+            name = self._file.filename
+            raise BuildError(f"{name}: {explain(error)}", "Try again, or another index.") from error
+
     def _ask_size(self) -> int:
-        with self._index.open(self._url, start=0, end=1) as response:
+        with self._open(0, 1) as response:
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
             return int(total or response.headers["Content-Length"])
 
@@ -224,7 +230,7 @@ class _RemoteFile(io.RawIOBase):
         end = min(self.size, self._position + len(buffer))
         if self._position >= end:
             return 0
-        with self._index.open(self._url, start=self._position, end=end) as response:
+        with self._open(self._position, end) as response:
             content = response.content
         if response.status_code != 206:
             content = content[self._position : end]
@@ -285,6 +291,10 @@ def reach(projects: Projects, root: str, chosen: Mapping[str, Candidate], *, wit
 
 def pin_release(index: Index, name: str, torch: str) -> Release:
     """The release `name` of this torch version. Raises PybuildError, or BuildError where the index has it not."""
+    try:
+        Version(torch)
+    except InvalidVersion:
+        raise PybuildError(f"--torch: not a version: {torch!r}", "Write it as 2.11.0.") from None
     projects = Projects(index)
     torch_root = f"torch=={torch}"
     needed = resolve(projects, [torch_root])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pybuild.errors import PybuildError
 from pybuild.index import user_index
 from pybuild.pin import pin_release
 from pybuild.release import dump
@@ -23,7 +24,10 @@ def command(release: str, torch: str, output: Path | None) -> None:
     text = dump(pin_release(user_index(), release, torch))
     if output is None:
         click.echo(text, nl=False)
-    else:
-        draft = output.with_name(f".{output.name}.part")
+        return
+    draft = output.with_name(f".{output.name}.part")
+    try:
         draft.write_text(text)
         draft.replace(output)
+    except OSError as error:
+        raise PybuildError(f"--output {output}: {error.strerror}", "Name a file that can be written.") from error
