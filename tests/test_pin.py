@@ -91,9 +91,20 @@ def index_files() -> dict[str, bytes]:
     return files
 
 
+@functools.cache
+def index_metadata() -> dict[str, str]:
+    """The metadata that the index gives without the wheel: of all but torch, as large wheels often have none."""
+    found = {}
+    for name, content in index_files().items():
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            (member,) = (m for m in archive.namelist() if m.endswith("/METADATA"))
+            found[name] = archive.read(member).decode()
+    return {name: text for name, text in found.items() if not name.startswith("torch-")}
+
+
 @pytest.fixture
 def server() -> Iterator[IndexServer]:
-    with serve(IndexServer(files=dict(index_files()))) as index:
+    with serve(IndexServer(files=dict(index_files()), metadata=dict(index_metadata()))) as index:
         yield index
 
 
@@ -160,6 +171,7 @@ def test_metadata_beside_the_wheel_is_preferred(server: IndexServer) -> None:
 def test_an_index_of_plain_pages_gives_the_same(server: IndexServer) -> None:
     expected = pinned(server)
     server.html = True
+    server.metadata.clear()
     assert pinned(server) == expected
 
 
@@ -270,18 +282,21 @@ def test_an_index_without_hashes(server: IndexServer) -> None:
 
 
 def test_a_wheel_that_is_none(server: IndexServer) -> None:
+    del server.metadata["filelock-2.0-py3-none-any.whl"]
     server.files["filelock-2.0-py3-none-any.whl"] = b"not a zip"
     with pytest.raises(BuildError, match=r"filelock-2\.0-py3-none-any\.whl: not a wheel with a METADATA"):
         pinned(server)
 
 
 def test_a_wheel_that_cannot_be_read(server: IndexServer) -> None:
+    del server.metadata["filelock-2.0-py3-none-any.whl"]
     server.faults["filelock-2.0-py3-none-any.whl"] = itertools.repeat(Fault(status=403))
     with pytest.raises(BuildError, match=r"filelock-2\.0-py3-none-any\.whl: HTTP 403"):
         pinned(server)
 
 
 def test_metadata_that_is_not_valid(server: IndexServer) -> None:
+    del server.metadata["filelock-2.0-py3-none-any.whl"]
     server.files["filelock-2.0-py3-none-any.whl"] = wheel("filelock", "2.0", ["=="])
     with pytest.raises(BuildError, match="its metadata is not valid"):
         pinned(server)
