@@ -10,11 +10,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 
 def architectures(path: str) -> set[str]:
     """The architectures that an object has machine code for, as in `sm_100`."""
-    cuobjdump = os.path.join(os.environ["CUDA_HOME"], "bin", "cuobjdump")
+    cuobjdump = f"{os.environ['CUDA_HOME']}/bin/cuobjdump"
     listing = subprocess.run([cuobjdump, "--list-elf", path], check=False, capture_output=True, text=True)
     if listing.returncode != 0 and "does not contain device code" not in listing.stdout + listing.stderr:
         sys.exit(f"cuobjdump {path} failed: {listing.stderr.strip()}")
@@ -30,7 +31,7 @@ def main() -> None:
     for path in objects:
         found = architectures(path)
         if found and found != wanted:
-            sys.exit(f"{os.path.basename(path)} has code for {', '.join(sorted(found))}, asked for was {names}")
+            sys.exit(f"{Path(path).name} has code for {', '.join(sorted(found))}, asked for was {names}")
         checked += bool(found)
     if not checked:
         sys.exit(f"none of the {len(objects)} objects that setup.py left has GPU code; asked for was {names}")

@@ -1,7 +1,7 @@
 """Fail before the first compile where torch and nvcc do not belong together, or nvcc lacks an architecture.
 
-`check_versions.py 90 100`, with the toolkit at CUDA_HOME. torch itself refuses another major version only, and setup.py drops
-architectures that it does not know for this nvcc without a word.
+`check_versions.py 90 100`, with the toolkit at CUDA_HOME. torch itself refuses another major version only, and
+setup.py drops architectures that it does not know for this nvcc without a word.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 def nvcc_says(*arguments: str) -> str:
     """Standard output of the toolkit's nvcc."""
-    nvcc = os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc")
+    nvcc = f"{os.environ['CUDA_HOME']}/bin/nvcc"
     return subprocess.run([nvcc, *arguments], check=True, capture_output=True, text=True).stdout
 
 
@@ -26,8 +26,8 @@ def main() -> None:
     nvcc_version = release[1] if release else "unknown"
     if nvcc_version != torch.version.cuda:
         sys.exit(
-            f"the toolkit at CUDA_HOME={os.environ['CUDA_HOME']} has nvcc {nvcc_version}, but torch {torch.__version__} was "
-            f"built with CUDA {torch.version.cuda}: take the toolkit and torch of one release"
+            f"CUDA_HOME={os.environ['CUDA_HOME']} has nvcc {nvcc_version}, but torch {torch.__version__} "
+            f"was built with CUDA {torch.version.cuda}: take the toolkit and torch of one release"
         )
     known = set(re.findall(r"sm_(\w+)", nvcc_says("--list-gpu-code")))
     for architecture in sys.argv[1:]:

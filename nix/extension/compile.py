@@ -60,7 +60,7 @@ def compile_once(compiler: str, arguments: list[str]) -> int:
     """Compile, with what makes two compiles differ evened out; the compiler's exit status."""
     command = [compiler, *resolved(arguments)]
     keep = None
-    if os.path.basename(compiler) == "nvcc":
+    if Path(compiler).name == "nvcc":
         keep = Path(os.environ["NIX_BUILD_TOP"]) / "nvcc-keep" / Path(value_of("-o", arguments) or "a.out").name
         keep.mkdir(parents=True, exist_ok=True)
         command += ["--keep", "--keep-dir", str(keep)]
@@ -91,7 +91,8 @@ def take_over(arguments: list[str]) -> bool:
         stored = json.loads((Path(folder) / f"{name}.json").read_text())
         asked = essence(resolved(arguments))
         if asked != stored:
-            sys.exit(f"{name}: the object in the store has other flags than setup.py asks for:\n{difference(asked, stored)}")
+            what = "the object in the store has other flags than setup.py asks for"
+            sys.exit(f"{name}: {what}:\n{difference(asked, stored)}")
         shutil.copyfile(Path(folder) / f"{name}.o", target)
         if depfile := value_of("-MF", arguments):
             Path(depfile).write_text(f"{target}: {found[0]}\n")

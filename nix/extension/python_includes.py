@@ -5,11 +5,10 @@ The order is that of setuptools' build_ext: a virtual environment's own folder b
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 
 if sys.exec_prefix != sys.base_exec_prefix:
-    print(f"-I{os.path.join(sys.exec_prefix, 'include')}")
+    print(f"-I{sys.exec_prefix}/include")
 for name in dict.fromkeys([sysconfig.get_path("include"), sysconfig.get_path("platinclude")]):
     print(f"-I{name}")

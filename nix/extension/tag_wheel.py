@@ -51,11 +51,12 @@ def main() -> None:
     )
     match = re.fullmatch(r"manylinux_(\d+)_(\d+)_x86_64", abi.overall_policy.name)
     if not match or (int(match[1]), int(match[2])) > NEWEST_GLIBC:
+        libraries = ", ".join(sorted(abi.external_refs[abi.overall_policy.name].libs))
         symbols = [f"{symbol}_{version}" for symbol, vs in abi.versioned_symbols.items() for version in sorted(vs)]
         sys.exit(
             f"{wheel.name} fits {abi.overall_policy.name}, which is more than manylinux_2_{NEWEST_GLIBC[1]}; "
             f"it needs the symbol versions {', '.join(sorted(symbols))} "
-            f"and the libraries {', '.join(sorted(abi.external_refs[abi.overall_policy.name].libs)) or 'of glibc alone'}"
+            f"and the libraries {libraries or 'of glibc alone'}"
         )
     tagged = dist / wheel.name.replace("linux_x86_64", abi.overall_policy.name)
     tags = ["--remove", "--platform-tag", abi.overall_policy.name]

@@ -1,7 +1,7 @@
 """Take kernels out of setup.py's sources: `select_sources.py SETUP_PY STUBS_CPP KERNEL...`. Standard library only.
 
-The first kernel's place is taken by the stubs; every kernel has to be there exactly once, or upstream's list changed and
-this selection would not be what it says.
+The first kernel's place is taken by the stubs. Every kernel has to be there exactly once, or upstream's list changed
+and this selection would not be what it says.
 """
 
 from __future__ import annotations
