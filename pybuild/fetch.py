@@ -176,8 +176,9 @@ def fetch_files(
     if missing:
         folder = (cache or cache_folder()) / "downloads"
         _check_space(missing, folder, store, jobs)
+        places = index()
         with report(missing) as progress:
-            _fetch_all(missing, _Fetcher(store, index(), folder, progress), jobs)
+            _fetch_all(missing, _Fetcher(store, places, folder, progress), jobs)
     return list(wanted.values())
 
 
