@@ -12,6 +12,7 @@ from pybuild.errors import PybuildError
 COMMANDS = {
     "build": ("build", "Build a package; prints the wheel's path."),
     "command": ("command", "Print the nix command line that builds a package."),
+    "config": ("config", "Print the settings in force, and where each comes from."),
     "fetch": ("fetch", "Bring the pinned inputs into the store."),
     "pin": ("pin", "Make a release's data file (for maintainers)."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),
@@ -37,9 +38,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in sorted(COMMANDS.items())])
 
 
-@click.group(
-    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="pybuild")
 def cli() -> None:
     """Build CUDA extensions for PyTorch without running the machine out of memory."""

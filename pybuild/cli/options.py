@@ -47,10 +47,17 @@ def plan_options(function: F) -> F:
     return function
 
 
-def spec_from(options: dict[str, Any]) -> BuildSpec:
-    """Take the options of `build_options` out of `options` and make a spec of those that were given."""
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of `build_options` out of `options`; those that were given a value, as BuildSpec's fields."""
     given = {name: options.pop(name) for name in BuildSpec.model_fields if name in options}
-    return BuildSpec(**{name: value for name, value in given.items() if value not in (None, ())})
+    return {name: value for name, value in given.items() if value not in (None, ())}
+
+
+def spec_from(options: dict[str, Any]) -> BuildSpec:
+    """The spec for the options of `build_options`, which are taken out of `options`, and the project's settings."""
+    from pybuild.config import spec_of
+
+    return spec_of(given_options(options), Path.cwd())[0]
 
 
 def planned(options: dict[str, Any]) -> Plan:
