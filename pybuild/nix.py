@@ -233,7 +233,8 @@ class Nix:
             said = [message.text for message in (*log.errors, *log.warnings)]
             return BuildError(f"{doing}: {first_error(log)}", _cause(said) or "")
         failure = log.failures[0]
-        show = self.command("log", failure.derivation)
+        # `nix log` asks the caches before the store that has it, and --offline doesn't keep it from that.
+        show = self.command("log", failure.derivation, "--option", "substituters", "")
         tail = list(log.tails.get(failure.derivation, ()))
         if not tail:
             shown = subprocess.run(show, capture_output=True, text=True, env=dict(self.environ), check=False)
