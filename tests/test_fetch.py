@@ -287,7 +287,7 @@ def test_one_failure_stops_the_other_downloads(store: FakeStore, server: IndexSe
     started = time.monotonic()
     with pytest.raises(BuildError, match="absent"):
         fetch(store, server.url, pins=[*pins, make_pin("absent-1.tar.gz", b"x" * 9)])
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 10  # the server is silent for 30
 
 
 def test_a_store_that_refuses_keeps_the_download(store: FakeStore, server: IndexServer) -> None:
@@ -524,7 +524,7 @@ test_fetch.fetch(test_fetch.FakeStore(Path({str(tmp_path / "store")!r})), {serve
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 10  # the server is silent for 30
     assert err.decode().rstrip().endswith("KeyboardInterrupt")
 
 
