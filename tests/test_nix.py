@@ -532,12 +532,14 @@ def test_a_file_in_the_store(real: Nix, tmp_path: Path) -> None:
 @given(st.from_regex(r"[a-zA-Z0-9+_?=][a-zA-Z0-9+._?=-]{0,40}", fullmatch=True), st.binary(max_size=32))
 def test_the_store_path_of_any_file(real: Nix, name: str, seed: bytes) -> None:
     digest = (seed.hex() + 64 * "0")[:64]
-    printed = real.run([*real.nix_store, "--print-fixed-path", "sha256", digest, name], doing="asking")
+    printed = real.run(
+        [*real.nix_store, *real.store.options, "--print-fixed-path", "sha256", digest, name], doing="asking"
+    )
     assert printed.strip() == fixed_path(name, digest)
 
 
 def test_adding_a_file_that_is_not_there(real: Nix, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"adding x to the store: .*No such file"):
+    with pytest.raises(BuildError, match=r"adding x to the store: .*(No such file|does not exist)"):
         real.add_fixed(tmp_path / "x")
 
 
