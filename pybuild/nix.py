@@ -102,8 +102,14 @@ class Nix:
 
         `overrides` maps inputs of the flake to folders that take their place. `sandbox_paths` are paths of
         this machine that the sandbox gets; a build that has any is made here and from what the store has: no
-        other machine has those paths, and no cache its outputs. `extra` is the line's end.
+        other machine has those paths, and no cache its outputs. `extra` is the line's end. Raises PybuildError
+        for a sandbox path that nix's setting can't hold.
         """
+        for unfit in (path for path in sandbox_paths if re.search(r"[\s=]|\?$", path)):
+            raise PybuildError(
+                f"nix's sandbox can't be given {unfit!r}: its setting holds no path with a blank, = or ? in it",
+                "Move it, or use one that lies elsewhere.",
+            )
         argv = [*self.command(verb, installable), "--no-write-lock-file"]
         for name, path in (overrides or {}).items():
             argv += ["--override-input", name, f"path:{path}"]
@@ -265,7 +271,7 @@ class Nix:
         long as the build (prctl(2), PR_SET_PDEATHSIG). Whatever else this process starts in a session of
         its own has to be started through here as well: at the end it is taken for an orphan of nix.
         """
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _subreaper(True)
         # setpriv (util-linux), since a preexec_fn isn't safe in a process that has threads.
         setpriv = shutil.which("setpriv", path=self.environ.get("PATH"))
         guard = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
@@ -283,6 +289,8 @@ class Nix:
         finally:
             _running.discard(process.pid)
             _end(process)
+            if not _running:
+                _subreaper(False)
 
 
 def shell_line(argv: Sequence[str]) -> str:
@@ -456,8 +464,12 @@ def _daemon_store(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
                     f"and to trusted-users in /etc/nix/nix.conf.",
                 )
         except OSError:
-            # No daemon: no socket, or nobody behind it.
-            return
+            if os.geteuid() != 0:  # root needs none
+                yield Refusal(
+                    f"nix's daemon: none answers at {address}",
+                    "Start nix-daemon (Debian, Ubuntu: apt install nix-setup-systemd, and add yourself to the "
+                    f"group nix-users), with the line 'trusted-users = root {_user()}' in /etc/nix/nix.conf.",
+                )
 
 
 def _members(group: str) -> list[str]:
@@ -593,7 +605,8 @@ def _end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
         if process.poll() is not None:
             break
         _signal_group(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        # A further Ctrl-C is impatience: on to the next signal.
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(grace)
     # Nothing of the group outlives its leader, however that ended.
     _signal_group(process.pid, signal.SIGKILL)
@@ -604,6 +617,11 @@ def _end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 orphan.kill()
         psutil.wait_procs(orphans, timeout=grace)
+
+
+def _subreaper(on: bool) -> None:
+    """Whether orphans among this process's descendants become its children; see prctl(2)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def _orphans() -> list[psutil.Process]:

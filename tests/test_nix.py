@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -87,6 +88,13 @@ def test_the_end_of_a_line_is_the_callers() -> None:
     argv = LOCAL.flake_argv("develop", "path:/p#default", sandbox_paths=["/usr"], extra=["-c", "nvcc", "--version"])
     assert argv[1:3] == ["develop", "path:/p#default"]
     assert argv[-3:] == ["-c", "nvcc", "--version"]
+
+
+@pytest.mark.parametrize("path", ["/home/a b/python", "/opt/x=y", "/opt/really?", "/opt/two\nlines"])
+def test_a_path_that_the_sandboxs_setting_cannot_hold(path: str) -> None:
+    with pytest.raises(PybuildError, match="sandbox can't be given") as caught:
+        LOCAL.build_argv("path:/p", "flash-attn", cores=1, sandbox_paths=["/usr", path])
+    assert repr(path) in caught.value.what and caught.value.exit_status == 2
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
@@ -644,6 +652,19 @@ def test_one_that_ignores_signals_is_killed(tmp_path: Path, monkeypatch: pytest.
     with nix.popen([str(stubborn)]) as process:
         wait_for(lambda: sleepers())
     assert process.returncode == -signal.SIGKILL
+    assert not sleepers()
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    stubborn = script(tmp_path, "stubborn", f"trap '' INT; trap 'exit 5' TERM; sleep {SECONDS} & wait; wait")
+    nix = Nix((str(stubborn),), (), (2, 8), Store("local"), dict(os.environ))
+    started = time.monotonic()
+    with nix.popen([str(stubborn)]) as process:
+        wait_for(sleepers)
+        # As if it were pressed while the context manager waits: its grace is 10 s.
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    assert process.returncode == 5
+    assert time.monotonic() - started < 5
     assert not sleepers()
 
 
