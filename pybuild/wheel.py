@@ -156,6 +156,45 @@ def read_artifact(path: Path, cuobjdump: Path | None = None) -> Artifact:
     raise PybuildError(f"{path}: not a wheel", "Give a .whl, or a compiled extension (.so, .o).")
 
 
+def read_unpacked(folder: Path, file_name: str) -> Artifact:
+    """A wheel that uv unpacked into its cache: `folder`, and the file name that the wheel had.
+
+    Raises PybuildError where a library in it is damaged or cannot be read.
+    """
+    artifact, _, _ = read_unpacked_header(folder, file_name)
+    with _cache_errors(folder):
+        libraries = []
+        for path in _libraries_below(folder):
+            with path.open("rb") as file:
+                libraries.append(read_library(file, str(path.relative_to(folder))))
+    return artifact.model_copy(update={"libraries": tuple(libraries)})
+
+
+def read_unpacked_header(folder: Path, file_name: str) -> tuple[Artifact, list[str], int]:
+    """Of such a folder what `read_header` says of a wheel."""
+    with _cache_errors(folder):
+        metadata = next(folder.glob("*.dist-info/METADATA"), None)
+        requires = _requires(metadata.read_bytes()) if metadata else []
+        size = sum(path.stat().st_size for path in _libraries_below(folder))
+    return wheel_identity(file_name, requires).model_copy(update={"path": str(folder)}), requires, size
+
+
+def _libraries_below(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*.so*") if _SHARED_OBJECT.search(p.name) and p.is_file())
+
+
+@contextlib.contextmanager
+def _cache_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PybuildError(f"{folder}: cannot be read: {error.strerror}", "Clear uv's cache: uv cache clean") from error
+
+
+def _requires(metadata: bytes) -> list[str]:
+    return list(parse_email(metadata)[0].get("requires_dist", []))
+
+
 def wheel_identity(file_name: str, requires: Iterable[str] = ()) -> Artifact:
     """What the file name of a wheel says, and its metadata's Requires-Dist lines, without its contents.
 
@@ -204,21 +243,44 @@ def _pinned_torch(requires: Iterable[str]) -> str | None:
     return None
 
 
+def read_header(path: Path) -> tuple[Artifact, list[str], int]:
+    """Of a wheel: what its name and metadata say, its Requires-Dist lines, and the bytes of its libraries unpacked.
+
+    Raises PybuildError where it is damaged, and reads no library.
+    """
+    with _zip_errors(path), zipfile.ZipFile(path) as wheel:
+        artifact, requires = _identity(path, wheel)
+        size = sum(m.file_size for m in wheel.infolist() if _SHARED_OBJECT.search(m.filename))
+    return artifact, requires, size
+
+
 def _read_wheel(path: Path, cuobjdump: Path | None) -> Artifact:
+    with _zip_errors(path), zipfile.ZipFile(path) as wheel:
+        artifact, _ = _identity(path, wheel)
+        libraries = tuple(
+            _read_member(wheel, member, cuobjdump)
+            for member in wheel.infolist()
+            if _SHARED_OBJECT.search(member.filename)
+        )
+    return artifact.model_copy(update={"libraries": libraries})
+
+
+def _identity(path: Path, wheel: zipfile.ZipFile) -> tuple[Artifact, list[str]]:
+    metadata = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+    requires = _requires(wheel.read(metadata[0])) if metadata else []
+    return wheel_identity(path.name, requires).model_copy(update={"path": str(path)}), requires
+
+
+@contextlib.contextmanager
+def _zip_errors(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as wheel:
-            members = wheel.infolist()
-            metadata = [m for m in members if re.fullmatch(r"[^/]+\.dist-info/METADATA", m.filename)]
-            requires = parse_email(wheel.read(metadata[0]))[0].get("requires_dist", []) if metadata else []
-            artifact = wheel_identity(path.name, requires)
-            libraries = tuple(
-                _read_member(wheel, member, cuobjdump) for member in members if _SHARED_OBJECT.search(member.filename)
-            )
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise PybuildError(
             f"{path}: a damaged wheel: {error}", "Download or build it again; `unzip -t` says the same."
         ) from error
-    return artifact.model_copy(update={"path": str(path), "libraries": libraries})
+    except OSError as error:
+        raise PybuildError(f"{path}: cannot be read: {error.strerror}", "Give the path of a wheel.") from error
 
 
 def _read_member(wheel: zipfile.ZipFile, member: zipfile.ZipInfo, cuobjdump: Path | None) -> Library:
@@ -384,3 +446,27 @@ def codes_by_cuobjdump(path: Path, cuobjdump: Path) -> tuple[str, ...] | None:
 
 def _highest(versions: Iterable[str | None]) -> str | None:
     return max((v for v in versions if v), key=lambda v: [int(n) for n in v.split(".")], default=None)
+
+
+def other_torch(artifact: Artifact, torch: str, torch_cuda: str | None) -> str | None:
+    """What a wheel's name or metadata say that its torch or CUDA is, where that does not go with `torch`.
+
+    A wheel for 2.8 or 2.8.0 goes with 2.8.1+cu128: torch keeps no ABI between minor versions, and keeps it between
+    their patches. Of CUDA the major version counts, as it names the libraries.
+    """
+    if artifact.torch and artifact.torch.split(".")[:2] != torch.split("+")[0].split(".")[:2]:
+        return f"it is for torch {artifact.torch}, and here is torch {torch}"
+    if artifact.cuda and torch_cuda and artifact.cuda.split(".")[0] != torch_cuda.split(".")[0]:
+        return f"it is for CUDA {artifact.cuda}, and torch {torch} here is for CUDA {torch_cuda}"
+    return None
+
+
+def plain_name(symbol: str) -> str:
+    """`c10::detail::torchCheckFail (_ZN3c106...)`: a mangled name with those of its parts that are plain."""
+    rest = re.sub(r"^_ZN?K?", "", symbol)
+    names = []
+    while match := re.match(r"[1-9]\d*", rest):
+        end = match.end() + int(match[0])
+        names.append(rest[match.end() : end])
+        rest = rest[end:]
+    return f"{'::'.join(names)} ({symbol})" if names else symbol
