@@ -439,8 +439,13 @@ def _stores(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
     data = Path(environ.get("XDG_DATA_HOME", ""))
     if not data.is_absolute():
         data = Path(environ.get("HOME", "")) / ".local/share"
-    if data.is_absolute():
-        folder = data / "pybuild/nix"
+    folder = data / "pybuild/nix"
+    if re.search(r"[?%]", str(folder)):
+        yield Refusal(
+            f"a store in {folder}: nix reads ? and % in a store's name as more than a path",
+            "Set XDG_DATA_HOME to a folder without them.",
+        )
+    elif folder.is_absolute():
         yield Store("home", folder, options=("--store", str(folder), *group))
     else:
         yield Refusal("a store in your home: HOME is not set", "Set HOME to a folder that you may write.")
@@ -527,11 +532,7 @@ def _namespaces_remedy() -> str:
     elif _read("/proc/sys/user/max_user_namespaces") == "0":
         setting = "user.max_user_namespaces=10000"
     else:
-        return (
-            "Allow user namespaces, which nix's sandbox is made of; "
-            "in a container: docker run --privileged, "
-            "or --security-opt seccomp=unconfined with --cap-add SYS_ADMIN."
-        )
+        return "Allow user namespaces, which nix's sandbox is made of; in a container: docker run --privileged."
     return f"Allow user namespaces, which nix's sandbox is made of: sudo sysctl -w {setting}"
 
 

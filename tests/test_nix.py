@@ -281,6 +281,12 @@ def test_no_home(bare: dict[str, str], tmp_path: Path) -> None:
         find_nix(None, bare)
 
 
+def test_a_home_whose_name_nix_would_misread(bare: dict[str, str], tmp_path: Path) -> None:
+    fake_nix(tmp_path / "bin", works="/*")
+    with pytest.raises(PybuildError, match="Set XDG_DATA_HOME to a folder without them"):
+        find_nix(None, {**bare, "HOME": "/nowhere/really?"})
+
+
 HOME_STORE = Store("home", Path("/h"))
 
 
@@ -507,7 +513,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nix]:
     options = ["--store", str(root)]
     if os.geteuid() == 0:
         options += ["--option", "build-users-group", ""]
-    environ = {**os.environ, "HOME": str(tmp_path_factory.mktemp("home"))}
+    # TMPDIR is where nix builds.
+    folders = {name: str(tmp_path_factory.mktemp(name)) for name in ("HOME", "TMPDIR")}
+    environ = {**os.environ, **folders}
     version = nix_module._version(("nix",), environ)
     nix = Nix(("nix",), ("nix-store",), version, Store("home", root, tuple(options)), environ)
     if (refused := nix.probe()) is not None:
@@ -628,6 +636,10 @@ def test_whatever_ends_nix_ends_its_builders(real: Nix, project: Path, sign: sig
         raise KeyboardInterrupt
     assert process.poll() is not None
     assert not sleepers()
+    folders = list(Path(real.environ["TMPDIR"]).glob("nix-build-slow*"))
+    assert len(folders) == (1 if sign == signal.SIGKILL else 0)
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 def test_a_killed_pybuild_leaves_nothing(real: Nix, project: Path) -> None:
