@@ -185,10 +185,7 @@ class Nix:
 
     def store_free_bytes(self) -> int:
         """Bytes that this user may still write where the store is."""
-        folder = self.store.root / "nix/store"
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return shutil.disk_usage(_nearest(self.store.root / "nix/store")).free
 
     def require_free(self, needed: int = FREE_NEEDED) -> None:
         """Raise PybuildError where the store's disk has less than `needed` bytes free."""
@@ -431,7 +428,7 @@ def _stores(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
     # Root without build users builds as root; nix's default is a group that has to have members.
     group = ("--option", "build-users-group", "") if root and not _members("nixbld") else ()
     state = Path("/nix/var/nix")
-    nearest = next(folder for folder in (state, *state.parents) if folder.exists())
+    nearest = _nearest(state)
     if root or (nearest != Path("/") and os.access(nearest, os.W_OK)):
         yield Store("local", options=("--store", "local", *group))
     yield from _daemon_store(environ)
@@ -458,7 +455,6 @@ def _daemon_store(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
         client.settimeout(5)
         try:
             client.connect(address)
-            yield Store("daemon", options=("--store", "daemon"))
         except PermissionError:
             # Debian lets only the members of a group in.
             with contextlib.suppress(OSError, KeyError):
@@ -475,6 +471,8 @@ def _daemon_store(environ: Mapping[str, str]) -> Iterator[Store | Refusal]:
                     "Start nix-daemon (Debian, Ubuntu: apt install nix-setup-systemd, and add yourself to the "
                     f"group nix-users), with the line 'trusted-users = root {_user()}' in /etc/nix/nix.conf.",
                 )
+        else:
+            yield Store("daemon", options=("--store", "daemon"))
 
 
 def _members(group: str) -> list[str]:
@@ -489,6 +487,11 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def _nearest(path: Path) -> Path:
+    """`path`, or the nearest folder above it that this user can see."""
+    return next(folder for folder in (path, *path.parents) if os.access(folder, os.F_OK))
 
 
 def _read(path: str) -> str:

@@ -838,6 +838,22 @@ def test_a_user_without_rights(machine: Path, project: Path) -> None:
 
 
 @as_root
+def test_what_a_user_may_not_even_see(machine: Path, project: Path) -> None:
+    (machine / "nix/var").chmod(0o700)
+    (machine / "home").chmod(0o700)
+    shutil.chown(machine / "home", "root")
+
+    def look() -> dict[str, Any]:
+        store = Store("home", machine / "home/below")
+        free = Nix(("nix",), ("nix-store",), (2, 8), store, {}).store_free_bytes()
+        return {**found_and_built(machine, project)(), "free": free}
+
+    found = in_a_child(look, user="nobody", nix_folder=machine / "nix")
+    assert "HOME" in found["error"] or "Permission denied" in found["error"]
+    assert found["free"] > 0
+
+
+@as_root
 @pytest.mark.parametrize(("trusted", "where"), [("nobody", "daemon"), ("", "home")])
 def test_a_daemon(machine: Path, project: Path, trusted: str, where: str) -> None:
     (machine / "conf").mkdir()
