@@ -88,8 +88,8 @@ class Profile(BaseModel):
         ]
 
 
-# Seconds that an architecture takes, relative to sm_100 (profiles/flash-attn-2.8.3.json): the three kernels measured for
-# sm_90 took 1.79, 1.80 and 2.30 times the time, the one for sm_120 1.08 times. sm_80 was measured together with others
+# Seconds that an architecture takes, relative to sm_100 (profiles/flash-attn-2.8.3.json): three kernels were measured for
+# sm_90 and took 1.79, 1.80 and 2.30 times the time, the one for sm_120 1.08 times. sm_80 was measured together with others
 # only: four architectures took 5.75 to 6.78 times the CPU time of sm_100, which leaves 2.1 for it.
 _TIME = {"sm_80": 2.1, "sm_90": 1.96, "sm_100": 1.0, "sm_120": 1.08}
 

@@ -40,7 +40,8 @@
 
 toPythonModule (
   stdenv.mkDerivation {
-    inherit pname meta postPatch;
+    pname = lib.replaceStrings [ "_" ] [ "-" ] pname;
+    inherit meta postPatch;
     version = "${version}+${localVersion}";
 
     src = fetchPypi { inherit pname version sha256; };
@@ -82,7 +83,7 @@ toPythonModule (
       mkdir "$NIX_BUILD_TOP/compilers"
       for compiler in "$(type -P "$CXX")" "$(type -P nvcc)"; do
         wrapper=$NIX_BUILD_TOP/compilers/''${compiler##*/}
-        printf '#!%s\nexec %s %s run -- %s "$@"\n' "$BASH" "$(type -P python)" "$compile" "$compiler" >"$wrapper"
+        printf '#!%s\nexec %s %s run -- %s "$@"\n' "$(type -P bash)" "$(type -P python)" "$compile" "$compiler" >"$wrapper"
         chmod +x "$wrapper"
       done
       export CXX=$NIX_BUILD_TOP/compilers/''${CXX##*/} PYTORCH_NVCC=$NIX_BUILD_TOP/compilers/nvcc
