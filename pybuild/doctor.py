@@ -5,6 +5,7 @@ Every check is a pure function of a `Case`; what a case holds is read by others 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -418,7 +419,7 @@ def host_compiler(case: Case) -> Iterator[Finding]:
     if environment is None or environment.torch is None:
         return
     highest = highest_gcc(cuda)
-    versions = {command: int(v.split(".")[0]) for command, v in case.compilers.items() if v[:1].isdigit()}
+    versions = {command: int(m[0]) for command, v in case.compilers.items() if (m := re.match(r"[0-9]{1,3}", v))}
     if not versions:
         yield Finding(
             code="compiler-missing",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from pybuild.capability import Code, runs_on, to_build_for
+from pybuild.capability import Capability, runs_on, to_build_for
 from pybuild.cuda import driver_for_ptx, oldest_driver
 from pybuild.doctor import Case, Finding, is_older
 from pybuild.wheel import Artifact, other_torch, plain_name
@@ -31,8 +31,18 @@ def wheel_findings(case: Case, artifact: Artifact, missing: tuple[str, ...] | No
     return sorted(found, key=lambda f: f.breaks is None)
 
 
-def _rebuild(case: Case, capability: str | None = None) -> str:
-    return f"pybuild build {case.spec.package}" + (f" --capability {capability}" if capability else "")
+def _rebuild(case: Case, artifact: Artifact, gpu: Capability | None = None) -> str:
+    """The command that makes this wheel anew, for this machine and for `gpu`."""
+    capability = to_build_for(gpu) if gpu else None
+    if artifact.name in (None, case.spec.package):
+        if gpu and not capability:
+            return "Use torch.nn.functional.scaled_dot_product_attention on it."
+        return f"pybuild build {case.spec.package}" + (f" --capability {capability}" if capability else "")
+    arch = f"TORCH_CUDA_ARCH_LIST={gpu} " if gpu else ""
+    return (
+        f"{arch}pybuild run -- pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation "
+        f"--no-binary {artifact.name} {artifact.name}"
+    )
 
 
 def _tags(case: Case, artifact: Artifact) -> Iterator[Finding]:
@@ -44,7 +54,7 @@ def _tags(case: Case, artifact: Artifact) -> Iterator[Finding]:
             breaks="import",
             seen=f"it is compiled for {', '.join(machines)}; this machine is {case.machine}",
             why="The dynamic linker refuses it: cannot open shared object file, or: wrong ELF class.",
-            mend=_rebuild(case),
+            mend=_rebuild(case, artifact),
         )
     if environment is None or not artifact.python_tags:
         return
@@ -61,7 +71,9 @@ def _tags(case: Case, artifact: Artifact) -> Iterator[Finding]:
             seen=f"it is for Python {'.'.join(artifact.python_tags)}-{'.'.join(artifact.abi_tags)}; "
             f"{environment.executable} is {here}",
             why=f"pip refuses: {artifact.path.rpartition('/')[2]} is not a supported wheel on this platform.",
-            mend=f"pybuild build {case.spec.package} --python {major}.{minor}",
+            mend=f"{_rebuild(case, artifact)} --python {major}.{minor}"
+            if artifact.name == case.spec.package
+            else _rebuild(case, artifact),
         )
 
 
@@ -82,7 +94,7 @@ def _torch(case: Case, artifact: Artifact, missing: tuple[str, ...] | None) -> I
     needs_torch = any(n.startswith(("libtorch", "libc10")) for library in artifact.libraries for n in library.needed)
     if environment is None or not (needs_torch or artifact.torch):
         return
-    rebuild = _rebuild(case)
+    rebuild = _rebuild(case, artifact)
     if environment.torch is None:
         yield Finding(
             code="no-torch",
@@ -134,7 +146,7 @@ def _glibc(case: Case, artifact: Artifact) -> Iterator[Finding]:
             breaks="import",
             seen=f"it needs glibc {needed}; this machine has {case.glibc}",
             why=f"ImportError: version `GLIBC_{needed}' not found.",
-            mend=f"{_rebuild(case)}  # on this machine, or on one with glibc {case.glibc} or older",
+            mend=f"{_rebuild(case, artifact)}  # on this machine, or on one with glibc {case.glibc} or older",
         )
     promised = [
         (int(m[1]), int(m[2])) for tag in artifact.platform_tags if (m := re.match(r"manylinux_(\d+)_(\d+)_", tag))
@@ -150,36 +162,31 @@ def _glibc(case: Case, artifact: Artifact) -> Iterator[Finding]:
 
 
 def _gpus(case: Case, artifact: Artifact) -> Iterator[Finding]:
-    libraries = [library for library in artifact.libraries if library.containers]
-    codes = artifact.codes
-    names = ", ".join(map(str, codes))
+    libraries = [library for library in artifact.libraries if library.fatbins]
     for gpu in dict.fromkeys(case.gpus):
-        if gpu.capability is None or not libraries:
-            continue
         capability = gpu.capability
-        fitting = to_build_for(capability)
-        if not any(runs_on(code, capability) for code in codes):
+        if capability is None or not libraries:
+            continue
+        if not any(library.source_files(capability) for library in libraries):
             yield Finding(
                 code="gpu-without-code",
                 breaks="run",
-                seen=f"{gpu.name} is {capability}; the wheel has {names}",
+                seen=f"{gpu.name} is {capability}; the wheel has {', '.join(map(str, artifact.codes))}",
                 why="CUDA error: no kernel image is available for execution on the device. A cubin runs on its own "
                 "major version with the same or a higher minor; PTX (compute_NN) on anything newer.",
-                mend=_rebuild(case, fitting)
-                if fitting
-                else "Use torch.nn.functional.scaled_dot_product_attention on it.",
+                mend=_rebuild(case, artifact, capability),
             )
             continue
         for library in libraries:
-            having = max((c.containers for c in library.code if runs_on(Code.parse(c.code), capability)), default=0)
-            if having < library.containers:
+            without = library.source_files() - library.source_files(capability)
+            if without:
                 yield Finding(
                     code="gpu-in-part",
                     breaks=None,
-                    seen=f"{library.name}: {library.containers - having} of {library.containers} source files have no "
-                    f"code for {gpu.name} ({capability})",
+                    seen=f"{library.name}: {without} of {library.source_files()} source files have no code for "
+                    f"{gpu.name} ({capability})",
                     why="A kernel of those ends in 'no kernel image', unless the library never calls it on this GPU.",
-                    mend=_rebuild(case, fitting) if fitting else "cuobjdump -all -lelf " + shlex.quote(library.name),
+                    mend=_rebuild(case, artifact, capability),
                 )
 
 
@@ -217,7 +224,7 @@ def _driver(case: Case, artifact: Artifact) -> Iterator[Finding]:
                     seen=f"for {gpu.name} ({capability}) it has PTX {isa} alone, which driver {case.driver} can't "
                     f"compile: it takes {needed or 'a newer one'}",
                     why="CUDA error: the provided PTX was compiled with an unsupported toolchain.",
-                    mend=_rebuild(case, to_build_for(capability)),
+                    mend=_rebuild(case, artifact, capability),
                 )
 
 
@@ -241,7 +248,7 @@ def _readings(artifact: Artifact) -> Iterator[Finding]:
             yield Finding(
                 code="cuobjdump-differs",
                 breaks=None,
-                seen=f"{library.name}: its headers say {', '.join(c.code for c in library.code)}, cuobjdump says "
+                seen=f"{library.name}: its headers say {', '.join(map(str, library.codes))}, cuobjdump says "
                 f"{', '.join(library.cuobjdump_code) or 'nothing'}",
                 why="One of the two reads this file wrongly, and pybuild has trusted the headers.",
                 mend=f"cuobjdump -all {shlex.quote(library.name)}  # and report what it prints to pybuild",

@@ -28,10 +28,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from pydantic import BaseModel, ConfigDict
 
-from pybuild import fatbin
-from pybuild.capability import Code
+from pybuild.capability import Capability, Code, runs_on
 from pybuild.errors import PybuildError
-from pybuild.fatbin import Entry
+from pybuild.fatbin import SECTIONS, Entry, read_fatbins
 
 _SHARED_OBJECT = re.compile(r"\.so(\.[0-9.]+)?$")
 # Functions and objects of torch's own namespaces, and what libtorch_python.so gives away in C.
@@ -45,29 +44,28 @@ _CUDART = re.compile(r"libcudart(?:[.-][0-9a-f]+)?\.so\.(\d+)(?:\.\d+)*")
 _MAX_VERSION_NEEDS = 4096
 
 
-class CodeCount(BaseModel):
-    """One kind of device code and in how many of a library's containers it is."""
+class Fatbins(BaseModel):
+    """Fatbins with the same code in them, and how many there are: one for each CUDA source file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    code: str
-    containers: int
+    code: tuple[str, ...]
+    count: int
 
 
 class Library(BaseModel):
     """One ELF file: a shared library of a wheel, or an object file.
 
-    `containers` is the number of fatbins in it (one a CUDA source file); `code` what is in them.
-    `ptx_isa` is the highest PTX version among PTX entries. `glibc`, `glibcxx` and `cxxabi` are the highest
-    symbol versions it needs; `torch_symbols` those that it expects torch's libraries to define.
+    `fatbins` are its device code; those without any are left out. `ptx_isa` is the highest version of its PTX.
+    `glibc`, `glibcxx` and `cxxabi` are the highest symbol versions it needs; `torch_symbols` those that it expects
+    torch's libraries to define.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     machine: str
-    containers: int
-    code: tuple[CodeCount, ...]
+    fatbins: tuple[Fatbins, ...] = ()
     ptx_isa: str | None = None
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
@@ -81,7 +79,15 @@ class Library(BaseModel):
     @property
     def codes(self) -> tuple[Code, ...]:
         """The kinds of device code in it."""
-        return tuple(Code.parse(c.code) for c in self.code)
+        return tuple(sorted({Code.parse(code) for fatbins in self.fatbins for code in fatbins.code}))
+
+    def source_files(self, gpu: Capability | None = None) -> int:
+        """How many CUDA source files it was made of; with `gpu`, how many of them have code that runs there."""
+        return sum(
+            fatbins.count
+            for fatbins in self.fatbins
+            if gpu is None or any(runs_on(Code.parse(code), gpu) for code in fatbins.code)
+        )
 
     @property
     def cxx11_abi(self) -> bool | None:
@@ -317,16 +323,15 @@ def read_library(file: IO[bytes], name: str, path: Path | None = None, cuobjdump
     """
     with _elf_errors(name):
         elf = ELFFile(file)
-        containers = list(_fatbins(file, elf))
-        counts = Counter(code for entries in containers for code in {e.code for e in entries})
-        isas = [e.version for entries in containers for e in entries if e.code.kind == "ptx"]
+        entries = list(_fatbins(file, elf))
+        counts = Counter(tuple(sorted({e.code for e in fatbin})) for fatbin in entries if fatbin)
+        isas = [e.version for fatbin in entries for e in fatbin if e.code.kind == "ptx"]
         dynamic = _dynamic(elf)
         versions = _version_needs(elf)
         library = Library(
             name=name,
             machine={"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"], str(elf["e_machine"])),
-            containers=len(containers),
-            code=tuple(CodeCount(code=str(code), containers=n) for code, n in sorted(counts.items())),
+            fatbins=tuple(Fatbins(code=tuple(map(str, codes)), count=count) for codes, count in sorted(counts.items())),
             ptx_isa="{}.{}".format(*max(isas)) if isas else None,
             needed=dynamic["DT_NEEDED"],
             rpath=tuple(p for key in ("DT_RPATH", "DT_RUNPATH") for v in dynamic[key] for p in v.split(":")),
@@ -335,25 +340,25 @@ def read_library(file: IO[bytes], name: str, path: Path | None = None, cuobjdump
             cxxabi=_highest(versions["CXXABI"]),
             torch_symbols=tuple(sorted(_undefined_of_torch(elf))),
         )
-    if cuobjdump is None or path is None or not containers:
+    if cuobjdump is None or path is None or not library.fatbins:
         return library
     theirs = codes_by_cuobjdump(path, cuobjdump)
     if theirs is None:
         return library.model_copy(update={"cuobjdump": "failed"})
-    agrees = set(theirs) == {c.code for c in library.code}
+    agrees = theirs == tuple(map(str, library.codes))
     return library.model_copy(update={"cuobjdump": "agrees" if agrees else "differs", "cuobjdump_code": theirs})
 
 
 def _fatbins(file: IO[bytes], elf: ELFFile) -> Iterator[tuple[Entry, ...]]:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for section_name in fatbin.SECTIONS:
+        for section_name in SECTIONS:
             section = elf.get_section_by_name(section_name)
             if section is None:
                 continue
             start, size = section["sh_offset"], section["sh_size"]
             if start + size > len(data):
                 raise ValueError(f"its section {section_name} ends beyond the file")
-            yield from fatbin.read_fatbins(data, start, start + size)
+            yield from read_fatbins(data, start, start + size)
 
 
 def _dynamic(elf: ELFFile) -> dict[str, tuple[str, ...]]:

@@ -248,7 +248,8 @@ def test_a_toolkit_that_cannot_compile_for_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("driver", "cuda", "release", "too_old"),
     [("570.133.20", "12.8", "cu128", False), ("525.60.13", "12.8", "cu128", False),
-     ("520.61.05", "12.8", "cu128", True), ("570.133.20", "13.0", "cu130", True), ("580.65.06", "13.0", "cu130", False), ("595.1", "13.0", "cu130", False),
+     ("520.61.05", "12.8", "cu128", True), ("570.133.20", "13.0", "cu130", True),
+     ("580.65.06", "13.0", "cu130", False), ("595.1", "13.0", "cu130", False),
      ("[N/A]", "12.8", "cu128", False)],
 )  # fmt: skip
 def test_driver(driver: str, cuda: str, release: str, too_old: bool) -> None:

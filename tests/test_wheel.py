@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pybuild.capability import Capability
 from pybuild.errors import PybuildError
 from pybuild.fatbin import read_fatbins
-from pybuild.wheel import codes_by_cuobjdump, missing_symbols, read_artifact, wheel_identity
+from pybuild.wheel import Fatbins, codes_by_cuobjdump, missing_symbols, read_artifact, wheel_identity
 
 FATBINS = Path(__file__).parent / "fatbins"  # make.sh there makes them
 CHECK_FAIL = "_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
@@ -37,6 +38,17 @@ def codes(path: Path) -> list[str]:
 )
 def test_device_code_of_real_objects(name: str, expected: list[str]) -> None:
     assert codes(FATBINS / name) == expected
+
+
+def test_source_files_that_run_somewhere() -> None:
+    (library,) = read_artifact(FATBINS / "plain.o").libraries
+    parts = (Fatbins(code=("sm_80",), count=60), Fatbins(code=("compute_80", "sm_90a"), count=12))
+    library = library.model_copy(update={"fatbins": parts})
+    assert library.source_files() == 72
+    assert library.source_files(Capability(8, 0)) == 72
+    assert library.source_files(Capability(10, 0)) == 12
+    assert library.source_files(Capability(7, 5)) == 0
+    assert [str(c) for c in library.codes] == ["sm_80", "compute_80", "sm_90a"]
 
 
 def test_ptx_isa_says_which_cuda_made_it() -> None:
@@ -291,5 +303,5 @@ def test_a_cuobjdump_that_fails_is_no_judge(tmp_path: Path) -> None:
     tool = fake_cuobjdump(tmp_path, "import sys; sys.exit('cuobjdump fatal   : Invalid ELF')")
     (library,) = read_artifact(FATBINS / "zstd.o", tool).libraries
     assert library.cuobjdump == "failed"
-    assert [c.code for c in library.code] == ["sm_80", "sm_90", "compute_90", "sm_100", "sm_120"]
+    assert [str(c) for c in library.codes] == ["sm_80", "sm_90", "compute_90", "sm_100", "sm_120"]
     assert codes_by_cuobjdump(FATBINS / "zstd.o", tmp_path / "none") is None
