@@ -21,6 +21,7 @@ from pybuild.cuda import highest_gcc, oldest_driver
 from pybuild.leftovers import Leftover
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, format_gib
+from pybuild.venv import Environment
 from pybuild.wheel import other_torch, plain_name
 
 Breaks = Literal["pip install", "pybuild build", "import", "run"]
@@ -63,23 +64,6 @@ class Toolkit:
     def paths(self) -> tuple[str, ...]:
         """All of its names."""
         return (self.path, *self.aliases)
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The active Python environment. `packages` are installed distributions by normalised name, with versions.
-
-    `torch` is torch's full version (`2.10.0+cu128`), `torch_cuda` the CUDA that it was compiled with; None where it
-    has none. `glibc` is the version of the C library there.
-    """
-
-    executable: str
-    version: str
-    is_venv: bool = True
-    packages: Mapping[str, str] = field(default_factory=dict)
-    torch: str | None = None
-    torch_cuda: str | None = None
-    free_threaded: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pybuild import doctor
 from pybuild.caches import CachedTorchWheel, CachedWheel
 from pybuild.capability import Capability
-from pybuild.doctor import Case, Environment, Finding, Gpu, Memory, Toolkit, findings, upstream_jobs, would_fail
+from pybuild.doctor import Case, Finding, Gpu, Memory, Toolkit, findings, upstream_jobs, would_fail
 from pybuild.leftovers import Leftover, Process
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB
+from pybuild.venv import Environment
 from pybuild.wheel import wheel_identity
 
 TOOLS = {"packaging": "26.0", "wheel": "0.45", "ninja": "1.13", "psutil": "7.0", "setuptools": "80.0"}

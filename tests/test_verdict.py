@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pybuild.capability import Capability
-from pybuild.doctor import Case, Environment, Finding, Gpu
+from pybuild.doctor import Case, Finding, Gpu
 from pybuild.spec import BuildSpec
+from pybuild.venv import Environment
 from pybuild.verdict import wheel_findings
 from pybuild.wheel import Artifact, Fatbins, Library, read_artifact, wheel_identity
 
