@@ -49,7 +49,7 @@ def run_build(plan: Plan, dist: Path, *, log: TextIO | None = None, say: Callabl
         status = process.wait()
     if status != 0:
         raise plan.nix.explain_failure(record, doing=f"building {plan.spec.package}")
-    wheels = copy_wheels(plan.nix, outputs(built)["dist"], dist)
+    wheels = copy_wheels(plan.nix, outputs(built)["out"], dist)
     say(f"built in {(time.monotonic() - started) / 60:.1f} minutes")
     return wheels
 
@@ -64,10 +64,10 @@ def progress_of(line: str) -> str | None:
 
 
 def copy_wheels(nix: Nix, store_path: str, dist: Path) -> list[Path]:
-    """Copy the wheels of a store path into `dist` as ordinary files: the store may not be visible to pip."""
+    """Copy the wheels in a store path's dist/ into `dist` as ordinary files: the store may not be visible to pip."""
     dist.mkdir(parents=True, exist_ok=True)
     copied = []
-    for wheel in sorted(nix.real_path(store_path).glob("*.whl")):
+    for wheel in sorted((nix.real_path(store_path) / "dist").glob("*.whl")):
         draft = dist / f".{wheel.name}.part"
         shutil.copyfile(wheel, draft)
         copied.append(draft.replace(dist / wheel.name))

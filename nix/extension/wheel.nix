@@ -1,6 +1,6 @@
 /*
-  A torch extension: upstream's sdist built by upstream's setup.py, as a wheel for any venv (`dist`) and as a Python package
-  for Nix (`out`).
+  A torch extension: upstream's sdist built by upstream's setup.py. The output holds the wheel, for any venv, in dist/, and
+  beside it the same unpacked, a Python package for Nix.
 
   With `objects` (derivations of kernel.nix) setup.py gets those instead of compiling; the wheel is the same.
 */
@@ -46,11 +46,6 @@ toPythonModule (
 
     src = fetchPypi { inherit pname version sha256; };
 
-    outputs = [
-      "out"
-      "dist"
-    ];
-
     nativeBuildInputs = [
       python
       cuda-toolkit
@@ -95,9 +90,9 @@ toPythonModule (
       runHook preInstall
       mapfile -t objects < <(find build -name '*.o')
       python ${./check_architectures.py} ${lib.concatStringsSep " " (map (a: "sm_${a}") architectures)} -- "''${objects[@]}"
-      mkdir -p "$dist" "$out/${python.sitePackages}"
-      python ${./tag_wheel.py} "$NIX_BUILD_TOP"/raw-dist/*.whl "$dist"
-      python ${../unpack_wheels.py} "$out/${python.sitePackages}" "$dist"/*.whl
+      mkdir -p "$out/dist" "$out/${python.sitePackages}"
+      python ${./tag_wheel.py} "$NIX_BUILD_TOP"/raw-dist/*.whl "$out/dist"
+      python ${../unpack_wheels.py} "$out/${python.sitePackages}" "$out"/dist/*.whl
       runHook postInstall
     '';
 
