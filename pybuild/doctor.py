@@ -81,7 +81,7 @@ class Memory:
 class Case:
     """What doctor judges: a build, and the machine that is to make or use it.
 
-    `cuda` and `torch` are the release's. `compilers` maps commands (`g++`, `g++-13`) to their versions, the one
+    `cuda` and `torch` are the release's, `releases` those of all releases. `compilers` maps commands (`g++`, `g++-13`) to their versions, the one
     that builds use first. `jobs_that_fit` is the number of compiles of upstream's build that fit, given its
     architectures and threads. `no_nix` is what finding nix said where it failed, and the remedy.
     """
@@ -89,6 +89,7 @@ class Case:
     spec: BuildSpec
     cuda: str
     torch: str
+    releases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
@@ -157,10 +158,10 @@ def _use(toolkit: Toolkit) -> str:
 
 
 def _build_with_pybuild(case: Case) -> str:
-    """pybuild's own build, whose compiler is that of the release; the release is torch's where there is one."""
-    cuda = case.environment.torch_cuda if case.environment else None
-    release = {"12.8": "cu128", "13.0": "cu130"}.get(cuda or "", case.spec.release)
-    return f"pybuild build {case.spec.package} --release {release}"
+    """pybuild's own build, whose compiler is that of the release: the one of torch's CUDA, where there is one."""
+    here = case.environment.torch_cuda if case.environment else None
+    fitting = [name for name, (cuda, _) in case.releases.items() if cuda == here]
+    return f"pybuild build {case.spec.package} --release {(fitting or [case.spec.release])[0]}"
 
 
 def _best_toolkit(case: Case, cuda: str) -> Toolkit | None:
@@ -476,8 +477,10 @@ def torch_of_release(case: Case) -> Iterator[Finding]:
     environment = case.environment
     if environment is None or environment.torch is None or environment.torch_cuda is None:
         return
-    if environment.torch.split("+")[0] == case.torch and environment.torch_cuda == case.cuda:
+    here = (environment.torch_cuda, environment.torch.split("+")[0])
+    if here == (case.cuda, case.torch):
         return
+    fitting = [name for name, release in case.releases.items() if release == here]
     yield Finding(
         code="torch-not-the-releases",
         breaks="import",
@@ -485,7 +488,9 @@ def torch_of_release(case: Case) -> Iterator[Finding]:
         f"release {case.spec.release} is torch {case.torch} with CUDA {case.cuda}",
         why="An extension runs with the torch that it was compiled for: with another it ends in "
         "'undefined symbol' at import, or worse, later.",
-        mend=f"uv pip install --python {shlex.quote(environment.executable)} --torch-backend={case.spec.release} "
+        mend=f"pybuild build {case.spec.package} --release {fitting[0]}"
+        if fitting
+        else f"uv pip install --python {shlex.quote(environment.executable)} --torch-backend={case.spec.release} "
         f"torch=={case.torch}",
     )
 

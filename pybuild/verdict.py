@@ -106,11 +106,16 @@ def _torch(case: Case, artifact: Artifact, missing: tuple[str, ...] | None) -> I
         )
         return
     if reason := other_torch(artifact, environment.torch, environment.torch_cuda):
+        # Every symbol may be there by luck, as for torchvision 0.25 (torch 2.10) under torch 2.11.
+        imports = missing == ()
         yield Finding(
             code="torch",
-            breaks="import",
-            seen=reason,
-            why="The import ends with 'undefined symbol': torch keeps no ABI between minor versions.",
+            breaks=None if imports else "import",
+            seen=reason + ("; torch here has all the symbols that it needs" if imports else ""),
+            why="It can be imported, but torch keeps no ABI between minor versions: what changed in a class is seen as "
+            "a crash or a wrong result."
+            if imports
+            else "The import ends with 'undefined symbol': torch keeps no ABI between minor versions.",
             mend=rebuild,
         )
     elif missing:

@@ -34,6 +34,7 @@ SOUND = Case(
     spec=BuildSpec(),
     cuda="12.8",
     torch="2.10.0",
+    releases={"cu128": ("12.8", "2.10.0"), "cu130": ("13.0", "2.11.0")},
     gpus=(B200, B200),
     driver="570.133.20",
     toolkits=(CUDA_128,),
@@ -163,6 +164,10 @@ def test_torch_is_not_the_releases() -> None:
     assert finding.breaks == "import"
     assert "torch 2.9.1+cu128" in finding.seen
     assert finding.mend == "uv pip install --python /venv/bin/python --torch-backend=cu128 torch==2.10.0"
+    # Another release has it.
+    venv = replace(VENV, torch="2.11.0+cu130", torch_cuda="13.0")
+    finding = found(replace(SOUND, environment=venv), "torch-not-the-releases")
+    assert finding.mend == "pybuild build flash-attn --release cu130"
 
 
 # GPUs

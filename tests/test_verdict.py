@@ -130,8 +130,12 @@ def test_ptx_that_the_driver_cannot_compile() -> None:
 
 def test_a_wheel_for_another_torch_by_its_name() -> None:
     artifact = wheel("flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl")
-    finding = found(SOUND, artifact, "torch")
+    finding = found(SOUND, artifact, "torch", ("_ZN3c104warnEi",))
     assert finding.breaks == "import"
+    assert found(SOUND, artifact, "torch", None).breaks == "import"
+    lucky = found(SOUND, artifact, "torch", ())
+    assert lucky.breaks is None
+    assert "all the symbols" in lucky.seen
     assert "it is for torch 2.8, and here is torch 2.10.0+cu128" in finding.seen
     assert codes(replace(SOUND, environment=replace(VENV, torch="2.8.0+cu128")), artifact) == []
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "build": ("build", "Build a package; prints the wheel's path."),
     "command": ("command", "Print the nix command line that builds a package."),
     "config": ("config", "Print the settings in force, and where each comes from."),
+    "doctor": ("doctor", "Find what is wrong with this machine, or with a wheel."),
     "fetch": ("fetch", "Bring the pinned inputs into the store."),
     "pin": ("pin", "Make a release's data file (for maintainers)."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),
