@@ -11,7 +11,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Planned:
-    """The compiles of a build are known. `present` are those whose objects the store had already."""
+    """The compiles of a build are known. `present` are those whose objects the store had already.
+
+    `architectures` are nvcc's names (sm_100); empty where they are not known.
+    """
 
     time: float
     package: str
@@ -19,6 +22,7 @@ class Planned:
     present: tuple[str, ...]
     cores: int
     budget: int
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,17 @@ class Ended:
 
 @dataclass(frozen=True)
 class Memory:
-    """The machine now: what the build's compiles hold together, the budget, and what waits for memory."""
+    """The machine now: what the build's compiles hold together, the budget, and what waits for memory.
+
+    `busy` is how many cores work, for whatever program; None where nobody looked.
+    """
 
     time: float
     used: int
     budget: int
     available: int
     waiting: int
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
