@@ -81,9 +81,10 @@ class Memory:
 class Case:
     """What doctor judges: a build, and the machine that is to make or use it.
 
-    `cuda` and `torch` are the release's, `releases` those of all releases. `compilers` maps commands (`g++`, `g++-13`) to their versions, the one
-    that builds use first. `jobs_that_fit` is the number of compiles of upstream's build that fit, given its
-    architectures and threads. `no_nix` is what finding nix said where it failed, and the remedy.
+    `cuda` and `torch` are the release's, `releases` those of all releases. `compilers` maps commands (`g++`,
+    `g++-13`) to their versions, the one that builds use first. `jobs_that_fit` is how many compiles of upstream's
+    build fit at once, given its architectures and threads. `no_nix` is what finding nix said where it failed, and
+    the remedy.
     """
 
     spec: BuildSpec
