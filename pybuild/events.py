@@ -63,6 +63,14 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Evicted:
+    """A compile was stopped because memory got short; it waits again, and begins anew later."""
+
+    time: float
+    compile: str
+
+
+@dataclass(frozen=True)
 class Memory:
     """The machine now: what the build's compiles hold together, the budget, and what waits for memory.
 
@@ -87,14 +95,15 @@ class Said:
 
 @dataclass(frozen=True)
 class Over:
-    """The build is over: with these wheels, or with what went wrong."""
+    """The build is over: with these wheels, with what went wrong, or `stopped` by whoever started it."""
 
     time: float
     wheels: tuple[str, ...] = ()
     error: str = ""
+    stopped: bool = False
 
 
-Event = Planned | Step | Began | Reading | Ended | Memory | Said | Over
+Event = Planned | Step | Began | Reading | Ended | Evicted | Memory | Said | Over
 
 
 class Listener(Protocol):

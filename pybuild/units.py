@@ -30,3 +30,10 @@ def format_gib(size: float) -> str:
     if abs(size) >= 0.05 * GIB:
         return f"{size / GIB:.1f} GiB"
     return f"{size / MIB:.1f} MiB" if abs(size) >= MIB else f"{size / KIB:.0f} KiB"
+
+
+def format_time(seconds: float) -> str:
+    """`seconds` as people read a clock: `0:07`, `4:12`, `1:02:03`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
