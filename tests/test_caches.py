@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
+import zipfile
 from pathlib import Path
 
-from pybuild.caches import CachedWheel, cached_wheels
+from pybuild.caches import CachedWheel, cached_wheels, torch_wheels
 
 NAME = "flash_attn-2.8.3-cp312-cp312-linux_x86_64"
 
@@ -49,3 +51,62 @@ def test_where_the_caches_are(tmp_path: Path) -> None:
     environ = {"HOME": "/h", "XDG_CACHE_HOME": "/x", "PIP_CACHE_DIR": "/p", "UV_CACHE_DIR": "/u"}
     assert [w.tool for w in cached_wheels(environ, tmp_path)] == ["pip", "uv"]
     assert cached_wheels({}, tmp_path) == []
+
+
+# Compared with torch
+
+LIBC10 = Path(__file__).parent / "fatbins/libc10.so"
+EXTENSION = (Path(__file__).parent / "fatbins/extension.so").read_bytes()
+
+
+def make_wheel(folder: Path, name: str = NAME, requires: str = "torch") -> CachedWheel:
+    path = folder / f"{name}.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("flash_attn_2_cuda.so", EXTENSION)
+        wheel.writestr("flash_attn-2.8.3.dist-info/METADATA", f"Name: flash-attn\nRequires-Dist: {requires}\n")
+    return CachedWheel("pip", path, path.name)
+
+
+def unpacked(folder: Path) -> CachedWheel:
+    (folder / "a.dist-info").mkdir(parents=True)
+    (folder / "a.dist-info/METADATA").write_text("Name: flash-attn\nRequires-Dist: torch (>=2.0)\n")
+    (folder / "flash_attn_2_cuda.so").write_bytes(EXTENSION)
+    return CachedWheel("uv", folder, f"{NAME}.whl")
+
+
+def test_its_symbols_are_compared(tmp_path: Path) -> None:
+    for wheel in (make_wheel(tmp_path), unpacked(tmp_path / "u")):
+        (found,) = torch_wheels([wheel], "cp312", [LIBC10])
+        assert found.wheel == wheel
+        assert found.artifact.name == "flash-attn"
+        assert found.missing == ("_ZN3c104warnEi",)
+
+
+def test_there_is_a_limit_to_what_is_unpacked(tmp_path: Path) -> None:
+    one = make_wheel(tmp_path)
+    os.utime(one.path, (1, 1))
+    first, second = torch_wheels([one, one], "cp312", [LIBC10], budget=len(EXTENSION))
+    assert first.missing and second.missing is None
+    assert second.older_than_torch
+    os.utime(one.path, (2**33, 2**33))
+    (newer,) = torch_wheels([one], "cp312", [LIBC10], budget=0)
+    assert not newer.older_than_torch
+    # What uv unpacked already costs nothing.
+    (free,) = torch_wheels([unpacked(tmp_path / "u")], "cp312", [LIBC10], budget=len(EXTENSION))
+    assert free.missing
+
+
+def test_wheels_that_are_none_of_our_business(tmp_path: Path) -> None:
+    damaged = make_wheel(tmp_path, "damaged-1-cp312-cp312-linux_x86_64")
+    damaged.path.write_bytes(b"PK")
+    gone = CachedWheel("pip", tmp_path / f"gone/{NAME}.whl", f"{NAME}.whl")
+    wheels = [damaged, gone, make_wheel(tmp_path, requires="numpy")]
+    assert torch_wheels(wheels, "cp312", [LIBC10]) == []
+    assert torch_wheels([make_wheel(tmp_path)], "cp311", [LIBC10]) == []
+    assert torch_wheels([make_wheel(tmp_path, "a-1-cp39-abi3-linux_x86_64")], "cp312", [LIBC10])
+
+
+def test_without_torch_here_nothing_is_compared(tmp_path: Path) -> None:
+    (found,) = torch_wheels([make_wheel(tmp_path)], "cp312", [])
+    assert found.missing is None
+    assert not found.older_than_torch
