@@ -2,7 +2,8 @@
   The package set with our releases in it: the one place where nixpkgs, or hostpkgs, is changed.
 
   Adds to every Python's packages `pybuildReleases.<name>` (cuda-toolkit, torch and flash-attn of one release), and
-  makes `torch` and `flash-attn` those of `config.pybuildRelease` (default cu128).
+  makes `torch`, `flash-attn` and what that torch requires of an exact version (triton) those of `config.pybuildRelease`
+  (default cu128). Adds `pybuild` itself, and `pybuild-shell` to develop torch extensions in.
 */
 final: prev:
 
@@ -12,14 +13,21 @@ let
   releases = lib.genAttrs [ "cu128" "cu130" ] (
     name: builtins.fromJSON (builtins.readFile (./releases + "/${name}.json"))
   );
+  chosen = final.config.pybuildRelease or "cu128";
 
-  extension = pyFinal: pyPrev: {
-    pybuildReleases = builtins.mapAttrs (
-      _: release: import ./release.nix { inherit final pyFinal pyPrev release; }
-    ) releases;
+  extension =
+    pyFinal: _pyPrev:
+    {
+      pybuildReleases = builtins.mapAttrs (
+        _: release: import ./release.nix { inherit final pyFinal release; }
+      ) releases;
 
-    inherit (pyFinal.pybuildReleases.${final.config.pybuildRelease or "cu128"}) torch flash-attn;
-  };
+      inherit (pyFinal.pybuildReleases.${chosen}) torch flash-attn;
+    }
+    // lib.genAttrs releases.${chosen}.groups.runtime (
+      name:
+      pyFinal.pybuildReleases.${chosen}.runtimePackages.${name} or _pyPrev.${name}
+    );
 in
 {
   pythonPackagesExtensions = prev.pythonPackagesExtensions ++ [ extension ];

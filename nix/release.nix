@@ -1,5 +1,5 @@
 /*
-  One release in one Python's package set: { cuda-toolkit, torch, flash-attn }.
+  One release in one Python's package set: { cuda-toolkit, torch, flash-attn, ... }.
 
   Where the set has what a build needs (nixpkgs: CUDA, setuptools, ninja), that is used; where it does not (hostpkgs),
   the release's pinned wheels take its place.
@@ -7,7 +7,6 @@
 {
   final,
   pyFinal,
-  pyPrev,
   release,
 }:
 
@@ -16,18 +15,26 @@ let
   inherit (release) groups;
 
   cudaPackagesName = "cudaPackages_${lib.replaceStrings [ "." ] [ "_" ] release.cuda}";
+  hasCuda = final ? ${cudaPackagesName};
 
   scope = lib.fix (self: {
     inherit release;
     callPackage = lib.callPackageWith (final // pyFinal // self);
 
-    wheels = self.callPackage ./wheels.nix { };
-    cuda-wheels = self.callPackage ./cuda-wheels.nix { };
+    cudaPackages = if hasCuda then final.${cudaPackagesName} else { };
+    # With a compiler that this CUDA's nvcc takes.
+    stdenv = self.cudaPackages.backendStdenv or final.stdenv;
+
+    # Not with that one: what is loaded into Python has to share its C++ library with all that Python loads.
+    wheels = self.callPackage ./wheels.nix { inherit (final) stdenv; };
+    cuda-wheels = self.callPackage ./cuda-wheels.nix { withToolkit = !hasCuda && groups.toolkit != [ ]; };
 
     cuda-toolkit =
-      if final ? ${cudaPackagesName} then
-        self.callPackage ./cuda-toolkit.nix { cudaPackages = final.${cudaPackagesName}; }
-      else if groups.toolkit or [ ] != [ ] then
+      if self.cudaPackages ? cuda_nvcc then
+        self.callPackage ./cuda-toolkit.nix { }
+      else if hasCuda then
+        self.cudaPackages.cudatoolkit
+      else if groups.toolkit != [ ] then
         self.cuda-wheels
       else
         throw ''
@@ -36,15 +43,21 @@ let
           toolkit on this machine (/usr/local/cuda-${release.cuda}, or name it with --cuda-home); or take a release whose
           compiler comes from wheels: --release cu130.'';
 
-    # setuptools, ninja, sympy, ...: pinned, where the set has no package of that name.
-    pinned = lib.genAttrs (groups.python ++ groups.build) (
+    fromWheel =
       name:
-      pyPrev.${name} or (self.wheels.unpackWheels {
+      self.wheels.unpackWheels {
         pname = name;
         inherit (release.wheels.${name}) version;
         pins = [ (self.wheels.pick release name) ];
-      })
-    );
+      };
+
+    # setuptools, ninja, sympy, ...: pinned, where the set has no package of that name.
+    pinned = lib.genAttrs (groups.python ++ groups.build) (name: pyFinal.${name} or (self.fromWheel name));
+
+    # What torch's metadata requires of an exact version and torch.compile uses: triton. Not on hostpkgs, whose torch
+    # only builds extensions.
+    runtimePackages = lib.optionalAttrs self.wheels.isPatched (lib.genAttrs groups.runtime self.fromWheel);
+    runtime = builtins.attrValues self.runtimePackages ++ lib.optional self.wheels.isPatched self.pinned.setuptools;
 
     torch = self.callPackage ./torch.nix { };
     flash-attn = self.callPackage ./flash-attn { };

@@ -2,19 +2,26 @@
   torch from its wheel, with the CUDA libraries that the same release pins.
 
   The wheel finds them by RPATHs relative to itself ($ORIGIN/../../nvidia/...), so a link named nvidia beside it is all
-  that is needed.
+  that is needed. Where binaries are patched for the store (nixpkgs), it finds them there, and NVIDIA's driver wherever
+  the system has it: see torch_driver.py.
 */
 {
   lib,
+  stdenv,
   wheels,
   release,
   python,
   pinned,
+  runtime,
   cuda-wheels,
+  config ? { },
+  # nixpkgs' packages for torch ask it for these.
+  cudaPackages,
 }:
 
 let
   pins = [ (wheels.pick release "torch") ];
+  cudaLibraries = "${cuda-wheels}/${python.sitePackages}/nvidia";
 
   # By themselves, since they are all of torch that compiling a kernel needs.
   headers = wheels.unpackWheels {
@@ -29,11 +36,21 @@ wheels.unpackWheels {
   version = release.torch;
   inherit pins;
   env.EXCEPT = "torch/include";
-  propagatedBuildInputs = map (name: pinned.${name}) release.groups.python;
+  propagatedBuildInputs = map (name: pinned.${name}) release.groups.python ++ runtime;
+  libraries = [
+    "$out/${python.sitePackages}/torch/lib"
+    "${cudaLibraries}/*/lib"
+  ];
 
   postInstall = ''
-    ln -s ${cuda-wheels}/${python.sitePackages}/nvidia "$site/nvidia"
+    ln -s ${cudaLibraries} "$site/nvidia"
     ln -s ${headers}/${python.sitePackages}/torch/include "$site/torch/include"
+  ''
+  + lib.optionalString wheels.isPatched ''
+    cp ${./torch_driver.py} "$site/torch/_pybuild_driver.py"
+    # Before anything that loads CUDA.
+    sed -i '0,/^import builtins$/s//import torch._pybuild_driver\nimport builtins/' "$site/torch/__init__.py"
+    grep -qx 'import torch._pybuild_driver' "$site/torch/__init__.py"
   '';
 
   # The whole of it has to load in the sandbox, without a GPU, and be the pair of versions that the release says.
@@ -50,9 +67,12 @@ wheels.unpackWheels {
   '';
 
   passthru = {
-    inherit release;
+    inherit release stdenv cudaPackages;
     headers = "${headers}/${python.sitePackages}/torch/include";
     cudaVersion = release.cuda;
+    cudaSupport = true;
+    cudaCapabilities = config.cudaCapabilities or [ ];
+    rocmSupport = false;
   };
 
   meta = {

@@ -8,9 +8,63 @@
   stdenv,
   python,
   fetchPypi,
+  toPythonModule,
+  # What nixpkgs patches binaries with. hostpkgs has none of them: there a manylinux wheel finds what it looks for.
+  autoPatchelfHook ? null,
+  autoAddDriverRunpath ? null,
+  zlib ? null,
 }:
 
 rec {
+  # Whether binaries are patched to load from the store.
+  isPatched = autoPatchelfHook != null;
+
+  # What no wheel brings along: the driver, and plug-ins' libraries for networks (InfiniBand, MPI, ...), which CUDA's
+  # libraries load only where they are. All of them, for cu128: found by running nixpkgs' auto-patchelf on its wheels.
+  notInWheels = [
+    "libcuda.so.1"
+    "libfabric.so.1"
+    "libibverbs.so.1"
+    "libmlx5.so.1"
+    "libmpi.so.40"
+    "liboshmem.so.40"
+    "libpmix.so.2"
+    "librdmacm.so.1"
+    "libucp.so.0"
+    "libucs.so.0"
+  ];
+
+  # Hooks for the nativeBuildInputs of a derivation that `patched` goes into.
+  patchHooks = lib.optionals isPatched [
+    autoPatchelfHook
+    autoAddDriverRunpath
+  ];
+
+  /*
+    patched :: [String] -> AttrSet
+
+    Attributes that make a derivation's binaries load from the store: the C++ library, and the folders named, which are
+    bash globs. They look for NVIDIA's driver at /run/opengl-driver first, which is NixOS' place for it.
+  */
+  patched =
+    libraries:
+    lib.optionalAttrs isPatched {
+      buildInputs = [
+        stdenv.cc.cc.lib
+        zlib
+      ];
+      autoPatchelfIgnoreMissingDeps = notInWheels;
+      # Both for what is linked and for what is loaded by name while running (cuDNN's parts, nvrtc's built-ins).
+      preFixup = ''
+        shopt -s nullglob
+        for folder in ${lib.concatStringsSep " " libraries}; do
+          addAutoPatchelfSearchPath "$folder"
+          appendRunpaths+=("$folder")
+        done
+        shopt -u nullglob
+      '';
+    };
+
   # fetchWheel :: { file :: String; sha256 :: String; } -> Derivation
   fetchWheel =
     { file, sha256, ... }:
@@ -43,25 +97,40 @@ rec {
     files.any or files.${tag}
       or (throw "release ${release.name} has no ${name} for Python ${python.pythonVersion}");
 
-  # unpackWheels :: { pname, version, pins :: [Pin], ... } -> Derivation with all of them in its site-packages
+  /*
+    unpackWheels :: { pname, version, pins :: [Pin], libraries :: [String], ... } -> Derivation
+
+    All of the wheels in its site-packages. `libraries` are folders that their binaries load from, as bash globs.
+  */
   unpackWheels =
-    { pins, postInstall ? "", ... }@args:
-    stdenv.mkDerivation (
-      removeAttrs args [ "pins" ]
-      // {
-        wheels = map fetchWheel pins;
-        nativeBuildInputs = [ python ] ++ args.nativeBuildInputs or [ ];
-        dontUnpack = true;
-        dontStrip = true;
-        unpacker = ./unpack_wheels.py;
-        installPhase = ''
-          runHook preInstall
-          site=$out/${python.sitePackages}
-          mkdir -p "$site"
-          python "$unpacker" "$site" $wheels
-          runHook postInstall
-        '';
-        inherit postInstall;
-      }
+    {
+      pins,
+      libraries ? [ ],
+      postInstall ? "",
+      ...
+    }@args:
+    toPythonModule (
+      stdenv.mkDerivation (
+        removeAttrs args [
+          "pins"
+          "libraries"
+        ]
+        // {
+          wheels = map fetchWheel pins;
+          nativeBuildInputs = [ python ] ++ patchHooks ++ args.nativeBuildInputs or [ ];
+          dontUnpack = true;
+          dontStrip = true;
+          unpacker = ./unpack_wheels.py;
+          installPhase = ''
+            runHook preInstall
+            site=$out/${python.sitePackages}
+            mkdir -p "$site"
+            python "$unpacker" "$site" $wheels
+            runHook postInstall
+          '';
+          inherit postInstall;
+        }
+        // patched libraries
+      )
     );
 }
