@@ -638,30 +638,30 @@ def cached_wheels(case: Case) -> Iterator[Finding]:
     if environment is None or environment.torch is None:
         return
     for cached in case.cached:
-        artifact = cached.artifact
-        reason = other_torch(artifact, environment.torch, environment.torch_cuda)
-        if reason is None and cached.missing:
-            reason = f"it needs {plain_name(cached.missing[0])}, which torch {environment.torch} here does not have"
-        if reason is None and cached.missing is None and cached.older_than_torch:
-            reason = f"it is older than the installation of torch {environment.torch} here"
-        if reason is None:
+        reason, breaks = _stale(cached, environment.torch, environment.torch_cuda)
+        if not reason:
             continue
-        sure = not (
-            cached.missing is None
-            and cached.older_than_torch
-            and other_torch(artifact, environment.torch, environment.torch_cuda) is None
-        )
-        name = canonicalize_name(artifact.name or "")
+        name = canonicalize_name(cached.artifact.name or "")
+        pip = cached.wheel.tool == "pip"
         yield Finding(
             code="cached-wheel",
-            breaks="import" if sure else None,
+            breaks="import" if breaks else None,
             seen=f"{cached.wheel.tool} has {cached.wheel.file_name} in its cache ({cached.wheel.path}); {reason}",
-            why=f"`{cached.wheel.tool} install {name}` takes it from there, by name and version alone, and the import "
-            "ends with 'undefined symbol'.",
-            mend=f"pip cache remove {name.replace('-', '_')}"
-            if cached.wheel.tool == "pip"
-            else f"uv cache clean {name}",
+            why=f"`{'pip' if pip else 'uv pip'} install {name}` takes it from there, by name and version alone, and the "
+            "import ends with 'undefined symbol'.",
+            mend=f"pip cache remove {name.replace('-', '_')}" if pip else f"uv cache clean {name}",
         )
+
+
+def _stale(cached: CachedTorchWheel, torch: str, torch_cuda: str | None) -> tuple[str, bool]:
+    """Why a cached wheel is for another torch than the one here (empty: it is not), and whether it is sure to fail."""
+    if cached.missing:
+        return f"it needs {plain_name(cached.missing[0])}, which torch {torch} here does not have", True
+    if said := other_torch(cached.artifact, torch, torch_cuda):
+        return said, cached.missing is None
+    if cached.missing is None and cached.older_than_torch:
+        return f"it is older than the installation of torch {torch} here", False
+    return "", False
 
 
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (

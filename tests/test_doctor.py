@@ -430,6 +430,8 @@ def test_a_cached_wheel_that_says_it_is_for_another_torch() -> None:
     name = "flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"
     finding = found(replace(SOUND, cached=(cached(name, tool="uv"),)), "cached-wheel")
     assert "it is for torch 2.7, and here is torch 2.10.0+cu128" in finding.seen
+    assert finding.breaks is None  # its symbols are all there
+    assert found(replace(SOUND, cached=(cached(name, missing=None),)), "cached-wheel").breaks == "import"
     assert finding.mend == "uv cache clean flash-attn"
     pinned = cached(PLAIN, requires=("torch==2.9.1",))
     assert "torch 2.9.1" in found(replace(SOUND, cached=(pinned,)), "cached-wheel").seen
