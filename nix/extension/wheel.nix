@@ -12,6 +12,8 @@
   release,
   torch,
   cuda-toolkit,
+  cuda-wheels,
+  wheels,
   pinned,
   toPythonModule,
 }:
@@ -39,82 +41,95 @@
 }:
 
 toPythonModule (
-  stdenv.mkDerivation {
-    pname = lib.replaceStrings [ "_" ] [ "-" ] pname;
-    inherit meta postPatch;
-    version = "${version}+${localVersion}";
+  stdenv.mkDerivation (
+    wheels.patched [
+      "${torch}/${python.sitePackages}/torch/lib"
+      "${cuda-wheels}/${python.sitePackages}/nvidia/*/lib"
+    ]
+    // {
+      pname = lib.replaceStrings [ "_" ] [ "-" ] pname;
+      inherit meta postPatch;
+      version = "${version}+${localVersion}";
 
-    src = fetchPypi { inherit pname version sha256; };
+      src = fetchPypi { inherit pname version sha256; };
 
-    nativeBuildInputs = [
-      python
-      cuda-toolkit
-      pinned.auditwheel
-      pinned.ninja
-      pinned.packaging
-      pinned.psutil
-      pinned.pyelftools
-      pinned.setuptools
-      pinned.wheel
-    ];
-    propagatedBuildInputs = [ torch ] ++ dependencies;
-
-    env = env // {
-      CUDA_HOME = "${cuda-toolkit}";
-      PYBUILD_OBJECTS = lib.concatMapStringsSep " " toString objects;
-    };
-
-    inherit (parallelism) peakBytes;
-    enableParallelBuilding = true;
-
-    # What setup.py's ninja calls instead of the compilers.
-    compile = ./compile.py;
-
-    buildPhase = ''
-      runHook preBuild
-      python ${./check_versions.py} ${lib.concatStringsSep " " architectures}
-      export NVCC_THREADS=$(( ${toString (lib.length architectures)} < NIX_BUILD_CORES ? ${toString (lib.length architectures)} : NIX_BUILD_CORES ))
-      export MAX_JOBS=$(python ${../jobs.py} "$NIX_BUILD_CORES" "$peakBytes")
-      mkdir "$NIX_BUILD_TOP/compilers"
-      for compiler in "$(type -P "$CXX")" "$(type -P nvcc)"; do
-        wrapper=$NIX_BUILD_TOP/compilers/''${compiler##*/}
-        printf '#!%s\nexec %s %s run -- %s "$@"\n' "$(type -P bash)" "$(type -P python)" "$compile" "$compiler" >"$wrapper"
-        chmod +x "$wrapper"
-      done
-      export CXX=$NIX_BUILD_TOP/compilers/''${CXX##*/} PYTORCH_NVCC=$NIX_BUILD_TOP/compilers/nvcc
-      python setup.py bdist_wheel --dist-dir "$NIX_BUILD_TOP/raw-dist"
-      runHook postBuild
-    '';
-
-    installPhase = ''
-      runHook preInstall
-      mapfile -t objects < <(find build -name '*.o')
-      python ${./check_architectures.py} ${lib.concatStringsSep " " (map (a: "sm_${a}") architectures)} -- "''${objects[@]}"
-      mkdir -p "$out/dist" "$out/${python.sitePackages}"
-      python ${./tag_wheel.py} "$NIX_BUILD_TOP"/raw-dist/*.whl "$out/dist"
-      python ${../unpack_wheels.py} "$out/${python.sitePackages}" "$out"/dist/*.whl
-      runHook postInstall
-    '';
-
-    doInstallCheck = true;
-    installCheckPhase = ''
-      runHook preInstallCheck
-      (
-        cd /
-        export PYTHONPATH=$out/${python.sitePackages}:$PYTHONPATH
-        python -c 'import ${lib.concatStringsSep ", " imports}'
-      )
-      runHook postInstallCheck
-    '';
-
-    passthru = {
-      inherit
-        torch
+      nativeBuildInputs = [
+        python
         cuda-toolkit
-        release
-        parallelism
-        ;
+        pinned.auditwheel
+        pinned.ninja
+        pinned.packaging
+        pinned.psutil
+        pinned.pyelftools
+        pinned.setuptools
+        pinned.wheel
+      ]
+      ++ wheels.patchHooks;
+      propagatedBuildInputs = [ torch ] ++ dependencies;
+
+      env =
+        env
+        // {
+          CUDA_HOME = "${cuda-toolkit}";
+          PYBUILD_OBJECTS = lib.concatMapStringsSep " " toString objects;
+        }
+        # The wheel is for machines without a store; what is unpacked beside it gets its run path afterwards.
+        // lib.optionalAttrs wheels.isPatched { NIX_DONT_SET_RPATH = "1"; };
+
+      inherit (parallelism) peakBytes;
+      enableParallelBuilding = true;
+
+      # What setup.py's ninja calls instead of the compilers.
+      compile = ./compile.py;
+
+      buildPhase = ''
+        runHook preBuild
+        python ${./check_versions.py} ${lib.concatStringsSep " " architectures}
+        export NVCC_THREADS=$(( ${toString (lib.length architectures)} < NIX_BUILD_CORES ? ${toString (lib.length architectures)} : NIX_BUILD_CORES ))
+        export MAX_JOBS=$(python ${../jobs.py} "$NIX_BUILD_CORES" "$peakBytes")
+        mkdir "$NIX_BUILD_TOP/compilers"
+        for compiler in "$(type -P "$CXX")" "$(type -P nvcc)"; do
+          wrapper=$NIX_BUILD_TOP/compilers/''${compiler##*/}
+          printf '#!%s\nexec %s %s run -- %s "$@"\n' "$(type -P bash)" "$(type -P python)" "$compile" "$compiler" >"$wrapper"
+          chmod +x "$wrapper"
+        done
+        export CXX=$NIX_BUILD_TOP/compilers/''${CXX##*/} PYTORCH_NVCC=$NIX_BUILD_TOP/compilers/nvcc
+        python setup.py bdist_wheel --dist-dir "$NIX_BUILD_TOP/raw-dist"
+        runHook postBuild
+      '';
+
+      installPhase = ''
+        runHook preInstall
+        mapfile -t objects < <(find build -name '*.o')
+        python ${./check_architectures.py} ${
+          lib.concatStringsSep " " (map (a: "sm_${a}") architectures)
+        } -- "''${objects[@]}"
+        mkdir -p "$out/dist" "$out/${python.sitePackages}"
+        python ${./tag_wheel.py} "$NIX_BUILD_TOP"/raw-dist/*.whl "$out/dist"
+        python ${../unpack_wheels.py} "$out/${python.sitePackages}" "$out"/dist/*.whl
+        runHook postInstall
+      '';
+
+      doInstallCheck = true;
+      installCheckPhase = ''
+        runHook preInstallCheck
+        (
+          cd /
+          export PYTHONPATH=$out/${python.sitePackages}:$PYTHONPATH
+          python -c 'import ${lib.concatStringsSep ", " imports}'
+        )
+        runHook postInstallCheck
+      '';
+
+      passthru = {
+        inherit
+          torch
+          cuda-toolkit
+          release
+          parallelism
+          ;
+      }
+      // passthru;
     }
-    // passthru;
-  }
+  )
 )
