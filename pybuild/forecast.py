@@ -1,0 +1,132 @@
+"""How long a build will still take: from profiles of its compiles, corrected by those that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import zip_longest
+
+from pybuild.curve import Curve
+from pybuild.profile import CAUTIOUS, load_profile
+from pybuild.progress import Progress
+
+# The rest of a build is played in cells of time, so many to the mean compile: enough to show the spike of its memory.
+_CELLS = 30
+
+# Part of its expected time that a compile which is over it already is taken to need still.
+_OVERDUE = 0.05
+
+# Seconds of the steps after the last compile, where no earlier build tells: upstream's setup.py over the objects, the
+# link, the wheel.
+AFTERWARDS = 30.0
+
+
+def expected_curves(package: str, names: Iterable[str], architectures: Sequence[str]) -> dict[str, Curve]:
+    """The curve of each of these compiles that pybuild's profile of the package has; those of others are left out.
+
+    One thread a compile, as pybuild builds.
+    """
+    profile = load_profile(package) if package else None
+    return dict(profile.curves(architectures or ("sm_100",), 1, set(names))) if profile else {}
+
+
+@dataclass
+class Forecast:
+    """Predicts the end of one build. `afterwards` is how many seconds its steps after the last compile take.
+
+    `curves` are those of its compiles; None takes them from pybuild's profile of the package.
+    """
+
+    afterwards: float = AFTERWARDS
+    curves: Mapping[str, Curve] | None = None
+
+    def left(self, progress: Progress) -> float | None:
+        """Seconds until the build ends; None where nothing is known of its compiles yet, and after the end."""
+        if progress.over is not None or not progress.compiles:
+            return None
+        if progress.step == "link":
+            return max(0.0, self.afterwards - (progress.now - progress.steps[-1][0]))
+        if self.curves is None:
+            self.curves = expected_curves(progress.package, progress.compiles, progress.architectures)
+        curves = _complete(self.curves, progress)
+        speed = pace(progress, curves)
+        running = [(curves[c.name].scaled(time=speed), c.elapsed(progress.now)) for c in progress.of("running")]
+        waiting = [curves[c.name].scaled(time=speed) for c in progress.of("waiting")]
+        return play(running, waiting, jobs=progress.cores, budget=progress.budget) + self.afterwards
+
+
+def _complete(known: Mapping[str, Curve], progress: Progress) -> Mapping[str, Curve]:
+    """A curve for each compile: the known one, else a flat one with the mean time of those that ended."""
+    unknown = [c for name, c in progress.compiles.items() if name not in known]
+    if not unknown:
+        return known
+    ended = [c for c in unknown if c.state == "done"]
+    time = sum(c.elapsed(progress.now) for c in ended) / len(ended) if ended else CAUTIOUS.duration
+    peak = float(max((c.peak for c in ended), default=CAUTIOUS.peak))
+    likely = Curve((0.0, max(time, 0.1)), (peak, peak))
+    return {**dict.fromkeys([c.name for c in unknown], likely), **known}
+
+
+def pace(progress: Progress, curves: Mapping[str, Curve]) -> float:
+    """Seconds here for a second of `curves`: what the compiles show that have ended, or are overdue."""
+    seen = [(c.elapsed(progress.now), curves[c.name].duration) for c in progress.of("done")]
+    speed = _ratio(seen)
+    now = [(c.elapsed(progress.now), curves[c.name].duration) for c in progress.of("running")]
+    return _ratio([*seen, *((elapsed, duration) for elapsed, duration in now if elapsed > speed * duration)])
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    expected = sum(duration for _, duration in pairs)
+    return sum(elapsed for elapsed, _ in pairs) / expected if expected else 1.0
+
+
+def play(running: Sequence[tuple[Curve, float]], waiting: Sequence[Curve], *, jobs: int, budget: float) -> float:
+    """Seconds until all of these have ended: `running`, each with the seconds it runs already, and then `waiting`.
+
+    As the gate does it: the next begins when fewer than `jobs` run and the memory of all fits `budget` (0: no limit) at
+    every moment to come; with nothing running, it begins anyhow.
+    """
+    durations = [curve.duration for curve, _ in running] + [curve.duration for curve in waiting]
+    if not durations:
+        return 0.0
+    cell = sum(durations) / len(durations) / _CELLS
+    ends: list[float] = []
+    held: list[float] = []  # bytes in each cell from now on
+    for curve, elapsed in running:
+        left = max(curve.duration - elapsed, _OVERDUE * curve.duration)
+        heappush(ends, left)
+        held = _sum(held, _cells(curve, cell, curve.duration - left))
+    now, last = 0.0, max(ends, default=0.0)
+    for curve in waiting:
+        needs = _cells(curve, cell, 0.0)
+        while ends and (len(ends) >= max(jobs, 1) or not _fits(held, needs, int(now / cell), budget)):
+            # Memory falls between two ends as well, so time goes on by a cell where it is memory that lacks.
+            now = ends[0] if len(ends) >= max(jobs, 1) else min(ends[0], now + cell)
+            while ends and ends[0] <= now:
+                heappop(ends)
+        heappush(ends, now + curve.duration)
+        last = max(last, now + curve.duration)
+        held = _sum(held, [0.0] * int(now / cell) + needs)
+    return last
+
+
+def _cells(curve: Curve, cell: float, start: float) -> list[float]:
+    """The highest bytes of `curve` in each cell of time from `start` to its end."""
+    count = max(1, -int(-(curve.duration - start) // cell))
+    found = [
+        max(curve.at(start + n * cell), curve.at(min(start + (n + 1) * cell, curve.duration))) for n in range(count)
+    ]
+    for time, memory in zip(curve.times, curve.memory, strict=True):
+        if time >= start:
+            index = min(int((time - start) / cell), count - 1)
+            found[index] = max(found[index], memory)
+    return found
+
+
+def _sum(a: list[float], b: list[float]) -> list[float]:
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0.0)]
+
+
+def _fits(held: list[float], needs: list[float], start: int, budget: float) -> bool:
+    return not budget or all(x + y <= budget for x, y in zip(held[start:] + [0.0] * len(needs), needs, strict=False))
