@@ -1,0 +1,268 @@
+"""Builds as they happened, as JSON lines in the user's state directory: a head with the facts, then every event."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+import platformdirs
+import psutil
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from pybuild import __version__
+from pybuild.errors import PybuildError
+from pybuild.events import Event, Over, Reading, Said
+from pybuild.progress import TAIL_LINES, Progress
+
+KEPT = 20
+"""Builds that are kept; the oldest goes when another begins."""
+
+# Seconds between two readings of one compile that are kept, if its tool is the same: half of what comes.
+_READING = 0.9
+
+_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Event)}
+
+
+class Host(BaseModel):
+    """The machine that built: memory in bytes, of the whole machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    system: str
+    kernel: str
+    architecture: str
+    processor: str
+    cores: int
+    memory: int
+    python: str
+
+
+class Head(BaseModel):
+    """The facts of a build: when and where it began, what was typed, and the flags that were in force.
+
+    `flags` are the settings of the build as `pybuild config` names them (release, capabilities, ...), with whatever
+    else the command wants to be known of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    pybuild: str
+    started: datetime
+    command: tuple[str, ...]
+    folder: str
+    package: str
+    flags: dict[str, Any] = {}
+    host: Host
+
+
+@dataclass(frozen=True)
+class Build:
+    """A recorded build. `name` is what `pybuild report` calls it."""
+
+    name: str
+    head: Head
+    events: tuple[Event, ...]
+
+    def progress(self) -> Progress:
+        """How it stood at the end of the record."""
+        progress = Progress()
+        for event in self.events:
+            progress(event)
+        return progress
+
+
+def builds_folder() -> Path:
+    """Where builds are recorded: $XDG_STATE_HOME/pybuild/builds, by default in ~/.local/state."""
+    return platformdirs.user_state_path("pybuild") / "builds"
+
+
+def read_host() -> Host:
+    """The facts of this machine."""
+    try:
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    except OSError:
+        system = platform.system()
+    return Host(
+        system=system,
+        kernel=platform.release(),
+        architecture=platform.machine(),
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory=psutil.virtual_memory().total,
+        python=platform.python_version(),
+    )
+
+
+def _processor() -> str:
+    try:
+        match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return match[1] if match else ""
+
+
+def head_of(package: str, command: list[str], flags: Mapping[str, Any]) -> Head:
+    """The head of a build that begins now, in this folder, on this machine."""
+    return Head(
+        pybuild=__version__,
+        started=datetime.now(timezone.utc),
+        command=tuple(command),
+        folder=str(Path.cwd()),
+        package=package,
+        flags=dict(flags),
+        host=read_host(),
+    )
+
+
+class Recorder:
+    """A Listener that keeps each event. What can't be written is left out: the build is worth more than its record."""
+
+    def __init__(self, file: IO[str], name: str) -> None:
+        self.name = name
+        self._file: IO[str] | None = file
+        self._last: dict[str, Reading] = {}
+        self._said: deque[Said] = deque(maxlen=TAIL_LINES)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Said():
+                # All of a build's output is too much to keep twenty times; its end is kept.
+                self._said.append(event)
+                return
+            case Reading(compile=name, time=time, tool=tool):
+                last = self._last.get(name)
+                if last is not None and last.tool == tool and time - last.time < _READING:
+                    return
+                self._last[name] = event
+            case Over(error=error) if error:
+                for said in self._said:
+                    self._write(said)
+        self._write(event)
+
+    def _write(self, event: Event) -> None:
+        values = {field.name: getattr(event, field.name) for field in fields(event)}
+        self.write_line({"event": type(event).__name__, **values})
+
+    def write_line(self, values: Mapping[str, Any]) -> None:
+        """Add one line. After the first that fails, no other is tried."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
+        except (OSError, ValueError):
+            self._file = None
+
+
+@contextlib.contextmanager
+def recording(head: Head, folder: Path | None = None) -> Iterator[Recorder | None]:
+    """Record a build in `folder` while the context lasts, and let the oldest records go. None where it can't be."""
+    try:
+        name, file = _create(folder or builds_folder(), head)
+    except OSError:
+        yield None
+        return
+    recorder = Recorder(file, name)
+    try:
+        recorder.write_line(head.model_dump(mode="json"))
+        yield recorder
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+def _create(folder: Path, head: Head) -> tuple[str, IO[str]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    package = re.sub(r"[^\w.-]+", "-", head.package).strip("-.") or "build"
+    stem = f"{head.started.astimezone():%Y%m%d-%H%M%S}-{package}"
+    for number in range(1, 100):
+        name = stem if number == 1 else f"{stem}-{number}"
+        with contextlib.suppress(FileExistsError):
+            # A line at a time reaches the disk, so that a build which is killed leaves all but its last moment.
+            file = (folder / f"{name}.jsonl").open("x", buffering=1, encoding="utf-8")
+            for old in _records(folder)[KEPT:]:
+                old.unlink(missing_ok=True)
+            return name, file
+    raise FileExistsError(stem)
+
+
+def _records(folder: Path) -> list[Path]:
+    """The records, the newest first: their names begin with their time."""
+    try:
+        return sorted(folder.glob("*.jsonl"), reverse=True)
+    except OSError:
+        return []
+
+
+def list_builds(folder: Path | None = None) -> list[str]:
+    """The names of the builds that are kept, the newest first."""
+    return [path.stem for path in _records(folder or builds_folder())]
+
+
+def find_build(name: str | None, folder: Path | None = None) -> Path:
+    """The record of a build by its name, or the beginning of it, or the path of a record; None is the last build.
+
+    Raises PybuildError where there is none.
+    """
+    folder = folder or builds_folder()
+    if name is not None and name.endswith(".jsonl"):
+        return Path(name)
+    records = _records(folder)
+    if not records:
+        raise PybuildError(f"no build is recorded in {folder}", "Build something first: pybuild build flash-attn")
+    found = [path for path in records if name is None or path.stem.startswith(name)]
+    exact = [path for path in found if path.stem == name]
+    if name is not None and len(exact or found) != 1:
+        known = "\n".join(f"  {path.stem}" for path in found or records)
+        what = "several builds begin with" if found else "no build is called"
+        raise PybuildError(f"{what} {name!r}", f"There is:\n{known}")
+    return (exact or found)[0]
+
+
+def read_build(path: Path) -> Build:
+    """The build in a record. Raises PybuildError where it can't be read.
+
+    A last line that was cut short, by a kill or a full disk, is left out.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise PybuildError(
+            f"{path} can't be read: {error.strerror}", "`pybuild report --list` has those kept."
+        ) from error
+    try:
+        head = Head.model_validate_json(lines[0] if lines else "")
+    except ValidationError as error:
+        raise PybuildError(f"{path} is no record of a build: {_fault(error)}", "Another pybuild wrote it?") from error
+    events: list[Event] = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            events.append(_event(line))
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            fault = _fault(error) if isinstance(error, ValidationError) else "not an event"
+            raise PybuildError(
+                f"{path}, line {number}: {fault}", "Remove the file; the build can't be shown."
+            ) from error
+    return Build(path.stem, head, tuple(events))
+
+
+def _event(line: str) -> Event:
+    values = json.loads(line)
+    event: Event = _EVENTS[values.pop("event")].validate_python(values)
+    return event
+
+
+def _fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'its first line'}: {first['msg']}"
