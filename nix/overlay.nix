@@ -3,7 +3,7 @@
 
   Adds to every Python's packages `pybuildReleases.<name>` (cuda-toolkit, torch and flash-attn of one release), and
   makes `torch`, `flash-attn` and what that torch requires of an exact version (triton) those of `config.pybuildRelease`
-  (default cu128). Adds `pybuild` itself, and `pybuild-shell` to develop torch extensions in.
+  (default cu128). Adds `pybuild` itself.
 */
 final: prev:
 
@@ -16,7 +16,7 @@ let
   chosen = final.config.pybuildRelease or "cu128";
 
   extension =
-    pyFinal: _pyPrev:
+    pyFinal: pyPrev:
     {
       pybuildReleases = builtins.mapAttrs (
         _: release: import ./release.nix { inherit final pyFinal release; }
@@ -25,10 +25,11 @@ let
       inherit (pyFinal.pybuildReleases.${chosen}) torch flash-attn;
     }
     // lib.genAttrs releases.${chosen}.groups.runtime (
-      name:
-      pyFinal.pybuildReleases.${chosen}.runtimePackages.${name} or _pyPrev.${name}
+      name: pyFinal.pybuildReleases.${chosen}.runtimePackages.${name} or pyPrev.${name}
     );
 in
 {
   pythonPackagesExtensions = prev.pythonPackagesExtensions ++ [ extension ];
+
+  pybuild = final.callPackage ./pybuild.nix { };
 }

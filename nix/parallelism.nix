@@ -1,2 +1,9 @@
-{ lib, package, version, architectures }:
-{ peakBytes = 7 * 1024 * 1024 * 1024; }
+{
+  lib,
+  package,
+  version,
+  architectures,
+}:
+{
+  peakBytes = 7 * 1024 * 1024 * 1024;
+}

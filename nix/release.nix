@@ -27,7 +27,9 @@ let
 
     # Not with that one: what is loaded into Python has to share its C++ library with all that Python loads.
     wheels = self.callPackage ./wheels.nix { inherit (final) stdenv; };
-    cuda-wheels = self.callPackage ./cuda-wheels.nix { withToolkit = !hasCuda && groups.toolkit != [ ]; };
+    cuda-wheels = self.callPackage ./cuda-wheels.nix {
+      withToolkit = !hasCuda && groups.toolkit != [ ];
+    };
 
     cuda-toolkit =
       if self.cudaPackages ? cuda_nvcc then
@@ -52,12 +54,18 @@ let
       };
 
     # setuptools, ninja, sympy, ...: pinned, where the set has no package of that name.
-    pinned = lib.genAttrs (groups.python ++ groups.build) (name: pyFinal.${name} or (self.fromWheel name));
+    pinned = lib.genAttrs (groups.python ++ groups.build) (
+      name: pyFinal.${name} or (self.fromWheel name)
+    );
 
     # What torch's metadata requires of an exact version and torch.compile uses: triton. Not on hostpkgs, whose torch
     # only builds extensions.
-    runtimePackages = lib.optionalAttrs self.wheels.isPatched (lib.genAttrs groups.runtime self.fromWheel);
-    runtime = builtins.attrValues self.runtimePackages ++ lib.optional self.wheels.isPatched self.pinned.setuptools;
+    runtimePackages = lib.optionalAttrs self.wheels.isPatched (
+      lib.genAttrs groups.runtime self.fromWheel
+    );
+    runtime =
+      builtins.attrValues self.runtimePackages
+      ++ lib.optional self.wheels.isPatched self.pinned.setuptools;
 
     torch = self.callPackage ./torch.nix { };
     flash-attn = self.callPackage ./flash-attn { };

@@ -92,6 +92,11 @@ rec {
       // {
         override = new: makeOverridable f (overrideWith new);
       }
+    else if isFunction result then
+      {
+        __functor = _: result;
+        override = new: makeOverridable f (overrideWith new);
+      }
     else
       result;
 
@@ -131,7 +136,11 @@ rec {
   concatMapStrings = concatMapStringsSep "";
   concatLines = concatMapStrings (line: line + "\n");
   splitString = separator: string: filter builtins.isString (builtins.split (escapeRegex separator) string);
-  escapeRegex = replaceStrings [ "." "+" "*" ] [ "\\." "\\+" "\\*" ];
+  escapeRegex =
+    let
+      special = [ "\\" "[" "{" "(" ")" "^" "$" "?" "*" "+" "|" "." ];
+    in
+    replaceStrings special (map (character: "\\${character}") special);
   removeSuffix =
     suffix: string:
     let
