@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -12,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pybuild.caches import CachedTorchWheel, cached_wheels, torch_wheels
-from pybuild.capability import Capability, of_gpu
-from pybuild.doctor import Case, Gpu, Toolkit
+from pybuild.doctor import Case
 from pybuild.errors import PybuildError
-from pybuild.hostpkgs import nvcc_version
+from pybuild.host import Host, read_host
 from pybuild.leftovers import find_leftovers, read_processes
 from pybuild.nix import FREE_NEEDED, find_nix
 from pybuild.release import load_release
@@ -39,33 +36,34 @@ def examine(spec: BuildSpec, environ: Mapping[str, str], *, for_build: bool = Tr
     """
     releases = {name: load_release(name) for name in RELEASES}
     with ThreadPoolExecutor() as pool:
-        gpus = pool.submit(_gpus, environ)
+        host = pool.submit(_host, environ)
         environment = pool.submit(read_environment, environ)
         nix = pool.submit(_no_nix, environ) if for_build else None
-        toolkits = pool.submit(_toolkits, environ) if for_build else None
         compilers = pool.submit(_compilers, environ) if for_build else None
         cached = pool.submit(_cached, environ, environment.result()) if for_build else None
-        found, driver = gpus.result()
         return Case(
             spec=spec,
+            host=host.result(),
             cuda=releases[spec.release].cuda,
             torch=releases[spec.release].torch,
             releases={name: (release.cuda, release.torch) for name, release in releases.items()},
             environ=environ,
-            gpus=found,
-            driver=driver,
             environment=environment.result(),
-            glibc=(os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None,
-            machine=platform.machine(),
-            user=os.geteuid(),
-            toolkits=toolkits.result() if toolkits else (),
-            nvcc_on_path=shutil.which("nvcc", path=environ.get("PATH")),
             compilers=compilers.result() if compilers else {},
-            no_nix=nix.result() if nix else None,
-            cached=cached.result() if cached else (),
-            leftovers=tuple(find_leftovers(read_processes())) if for_build else (),
+            glibc=(os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None,
             store_needs=FREE_NEEDED,
+            no_nix=nix.result() if nix else None,
+            leftovers=tuple(find_leftovers(read_processes())) if for_build else (),
+            cached=cached.result() if cached else (),
+            user=os.geteuid(),
         )
+
+
+def _host(environ: Mapping[str, str]) -> Host:
+    """This machine, without the toolkits that are only a script called nvcc: torch includes CUDA_HOME/include."""
+    host = read_host(Path("/"), environ)
+    whole = tuple(t for t in host.toolkits if (Path(t.path) / "include/cuda_runtime.h").exists())
+    return host.model_copy(update={"toolkits": whole})
 
 
 def _output(*argv: str) -> str:
@@ -99,29 +97,3 @@ def _cached(environ: Mapping[str, str], environment: Environment | None) -> tupl
         return ()
     major, minor = environment.version.split(".")[:2]
     return tuple(torch_wheels(cached_wheels(environ), f"cp{major}{minor}", environment.torch_libraries))
-
-
-def _gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str | None]:
-    text = _output("nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
-    gpus, driver = [], None
-    for line in text.splitlines():
-        name, capability, driver = (part.strip() for part in line.split(","))
-        known = re.fullmatch(r"\d+\.\d", capability)
-        gpus.append(Gpu(name, Capability.parse(capability) if known else of_gpu(name)))
-    return tuple(gpus), driver
-
-
-def _toolkits(environ: Mapping[str, str]) -> tuple[Toolkit, ...]:
-    named = [Path(environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
-    on_path = shutil.which("nvcc", path=environ.get("PATH"))
-    candidates = [*named, *([Path(on_path).parent.parent] if on_path else []), *Path("/usr/local").glob("cuda*")]
-    found: dict[Path, Toolkit] = {}
-    for folder in candidates:
-        if not (folder / "include/cuda_runtime.h").exists() or not (version := nvcc_version(folder / "bin/nvcc")):
-            continue
-        real = folder.resolve()
-        aliases = found[real].aliases if real in found else ()
-        if folder != real:
-            aliases = (*aliases, str(folder))
-        found[real] = Toolkit(str(real), version[0], tuple(dict.fromkeys(aliases)))
-    return tuple(found.values())

@@ -18,6 +18,10 @@ from pydantic import BaseModel, ConfigDict
 from pybuild.caches import CachedTorchWheel
 from pybuild.capability import FLASH_ATTN, Capability, Code, runs_on, to_build_for
 from pybuild.cuda import highest_gcc, oldest_driver
+from pybuild.errors import PybuildError
+from pybuild.gpu import Gpu
+from pybuild.host import Host
+from pybuild.installed import Toolkit
 from pybuild.leftovers import Leftover
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, format_gib
@@ -45,39 +49,6 @@ class Finding(BaseModel):
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU: the name that the driver gives it, and its capability where that is known."""
-
-    name: str
-    capability: Capability | None
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """A CUDA toolkit: its folder, other names of that (links), and the version that its nvcc prints (`12.8`)."""
-
-    path: str
-    version: str
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All of its names."""
-        return (self.path, *self.aliases)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes. `overcommit` is vm.overcommit_memory; `commit_left` what may still be promised where that is 2."""
-
-    available: int
-    swap: int
-    limited: bool = False
-    overcommit: int = 0
-    commit_left: int | None = None
-
-
-@dataclass(frozen=True)
 class Case:
     """What doctor judges: a build, and the machine that is to make or use it.
 
@@ -88,28 +59,20 @@ class Case:
     """
 
     spec: BuildSpec
+    host: Host
     cuda: str
     torch: str
     releases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
-    gpus: tuple[Gpu, ...] = ()
-    driver: str | None = None
-    toolkits: tuple[Toolkit, ...] = ()
-    nvcc_on_path: str | None = None
-    compilers: Mapping[str, str] = field(default_factory=dict)
     environment: Environment | None = None
-    cores: int = 1
-    memory: Memory | None = None
+    compilers: Mapping[str, str] = field(default_factory=dict)
+    glibc: str | None = None
     peak_of_one: int = 7 * GIB
     jobs_that_fit: Callable[[tuple[str, ...], int], int] | None = None
-    store: str = "/nix/store"
-    store_free: int | None = None
     store_needs: int = 0
     no_nix: tuple[str, str] | None = None
     leftovers: tuple[Leftover, ...] = ()
     cached: tuple[CachedTorchWheel, ...] = ()
-    glibc: str | None = None
-    machine: str = "x86_64"
     user: int = 0
 
 
@@ -138,16 +101,21 @@ class _Chosen:
 
 def _torchs_toolkit(case: Case) -> _Chosen | None:
     """CUDA_HOME, CUDA_PATH, the folder above nvcc on PATH, /usr/local/cuda: torch.utils.cpp_extension's order."""
-    versions = {path: t.version for t in case.toolkits for path in t.paths}
+    versions = _versions(case.host.toolkits)
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if path := case.environ.get(name, "").rstrip("/"):
             return _Chosen(path, f"{name}={path}", versions.get(path))
-    if case.nvcc_on_path:
-        path = case.nvcc_on_path.rpartition("/")[0].rpartition("/")[0]
-        return _Chosen(path, f"{case.nvcc_on_path} is on PATH", versions.get(path))
+    if case.host.nvcc_on_path:
+        path = case.host.nvcc_on_path.rpartition("/")[0].rpartition("/")[0]
+        return _Chosen(path, f"{case.host.nvcc_on_path} is on PATH", versions.get(path))
     if "/usr/local/cuda" in versions:
         return _Chosen("/usr/local/cuda", "/usr/local/cuda", versions["/usr/local/cuda"])
     return None
+
+
+def _versions(toolkits: tuple[Toolkit, ...]) -> dict[str, str]:
+    """The toolkits' versions by each of their names."""
+    return {path: toolkit.version for toolkit in toolkits for path in (toolkit.path, *toolkit.aliases)}
 
 
 def _listed(toolkits: tuple[Toolkit, ...]) -> str:
@@ -167,7 +135,7 @@ def _build_with_pybuild(case: Case) -> str:
 
 def _best_toolkit(case: Case, cuda: str) -> Toolkit | None:
     """The toolkit here that fits torch's CUDA best: the same version, else the nearest of the same major."""
-    major = [t for t in case.toolkits if t.version.split(".")[0] == cuda.split(".")[0]]
+    major = [t for t in case.host.toolkits if t.version.split(".")[0] == cuda.split(".")[0]]
     return min(major, key=lambda t: abs(Version(t.version).minor - Version(cuda).minor), default=None)
 
 
@@ -193,7 +161,7 @@ def toolkit(case: Case) -> Iterator[Finding]:
             code="nvcc-missing",
             breaks="pip install",
             seen=f"no nvcc: CUDA_HOME is not set, none is on PATH, none in /usr/local/cuda; toolkits found: "
-            f"{_listed(case.toolkits)}",
+            f"{_listed(case.host.toolkits)}",
             why="torch compiles .cu files with the nvcc of a CUDA toolkit; the wheels that torch brings have none.",
             mend=mend,
         )
@@ -202,7 +170,7 @@ def toolkit(case: Case) -> Iterator[Finding]:
             code="cuda-home-wrong",
             breaks="pip install",
             seen=f"{chosen.because}, so torch takes {chosen.path} for the CUDA toolkit; there is none in it; "
-            f"toolkits found: {_listed(case.toolkits)}",
+            f"toolkits found: {_listed(case.host.toolkits)}",
             why="torch runs CUDA_HOME/bin/nvcc and includes CUDA_HOME/include; it ends with "
             "'No such file or directory' or 'cuda_runtime.h: No such file or directory'.",
             mend=mend,
@@ -212,7 +180,7 @@ def toolkit(case: Case) -> Iterator[Finding]:
             code="cuda-major",
             breaks="pip install",
             seen=f"{chosen.because} is CUDA {chosen.version}; torch {environment.torch} was compiled with CUDA "
-            f"{environment.torch_cuda}; toolkits found: {_listed(case.toolkits)}",
+            f"{environment.torch_cuda}; toolkits found: {_listed(case.host.toolkits)}",
             why=f"torch refuses: RuntimeError: The detected CUDA version ({chosen.version}) mismatches the version "
             f"that was used to compile PyTorch ({environment.torch_cuda}).",
             mend=mend,
@@ -223,7 +191,7 @@ def toolkit(case: Case) -> Iterator[Finding]:
             code="cuda-minor",
             breaks=None,
             seen=f"{chosen.because} is CUDA {chosen.version}; torch {environment.torch} was compiled with CUDA "
-            f"{environment.torch_cuda}; toolkits found: {_listed(case.toolkits)}",
+            f"{environment.torch_cuda}; toolkits found: {_listed(case.host.toolkits)}",
             why=f"torch warns and goes on: The detected CUDA version ({chosen.version}) has a minor version mismatch "
             f"with the version that was used to compile PyTorch ({environment.torch_cuda}).",
             mend=_use(best) if best and exact else _build_with_pybuild(case),
@@ -232,16 +200,17 @@ def toolkit(case: Case) -> Iterator[Finding]:
 
 def nvcc_of_cuda_home(case: Case) -> Iterator[Finding]:
     """Two compilers: the nvcc on PATH is not CUDA_HOME's."""
-    versions = {path: t.version for t in case.toolkits for path in t.paths}
+    versions = _versions(case.host.toolkits)
     home = (case.environ.get("CUDA_HOME") or case.environ.get("CUDA_PATH") or "").rstrip("/")
-    if not home or home not in versions or not case.nvcc_on_path:
+    if not home or home not in versions or not case.host.nvcc_on_path:
         return
-    there = case.nvcc_on_path.rpartition("/")[0].rpartition("/")[0]
+    there = case.host.nvcc_on_path.rpartition("/")[0].rpartition("/")[0]
     if there in versions and versions[there] != versions[home]:
         yield Finding(
             code="two-nvcc",
             breaks=None,
-            seen=f"CUDA_HOME={home} is CUDA {versions[home]}; {case.nvcc_on_path} on PATH is CUDA {versions[there]}",
+            seen=f"CUDA_HOME={home} is CUDA {versions[home]}; {case.host.nvcc_on_path} on PATH is CUDA "
+            f"{versions[there]}",
             why="torch compiles with CUDA_HOME's, CMake and you (nvcc --version) with PATH's.",
             mend=f"export PATH={home}/bin:$PATH",
         )
@@ -259,9 +228,17 @@ def _dotless(capability: str) -> str:
     return capability.replace(".", "")
 
 
+def capability_of(gpu: Gpu) -> Capability | None:
+    """A GPU's capability; None where it is not known, or no capability."""
+    try:
+        return Capability.parse(gpu.capability) if gpu.capability else None
+    except PybuildError:
+        return None
+
+
 def _wanted(case: Case) -> list[str]:
     """What to build for the GPUs here; where there are none, what the build says."""
-    here = [to_build_for(gpu.capability) for gpu in case.gpus if gpu.capability]
+    here = [to_build_for(capability) for gpu in case.host.gpus if (capability := capability_of(gpu))]
     return sorted({c for c in here if c} or set(case.spec.capabilities), key=float)
 
 
@@ -301,12 +278,13 @@ def arch_list(case: Case) -> Iterator[Finding]:
 
 def gpus(case: Case) -> Iterator[Finding]:
     """GPUs here that the build has no code for, and code that no GPU here runs."""
-    if not case.gpus:
+    if not case.host.gpus:
         return
     built = [Code(Capability.parse(c)) for c in case.spec.capabilities]
     names = ", ".join(case.spec.capabilities)
-    for gpu in dict.fromkeys(case.gpus):
-        if gpu.capability is None:
+    for gpu in dict.fromkeys(case.host.gpus):
+        capability = capability_of(gpu)
+        if capability is None:
             yield Finding(
                 code="gpu-unknown",
                 breaks=None,
@@ -314,13 +292,13 @@ def gpus(case: Case) -> Iterator[Finding]:
                 why="Whether the build runs on it can't be told.",
                 mend="nvidia-smi --query-gpu=name,compute_cap --format=csv",
             )
-        elif not any(runs_on(code, gpu.capability) for code in built):
-            fitting = to_build_for(gpu.capability)
+        elif not any(runs_on(code, capability) for code in built):
+            fitting = to_build_for(capability)
             yield Finding(
                 code="gpu-without-code",
                 breaks="run",
-                seen=f"{gpu.name} is {gpu.capability}; the build is for {names}",
-                why=f"Code for {names} does not run on {gpu.capability} (a cubin runs on its own major version only): "
+                seen=f"{gpu.name} is {capability}; the build is for {names}",
+                why=f"Code for {names} does not run on {capability} (a cubin runs on its own major version only): "
                 "CUDA error: no kernel image is available for execution on the device."
                 if fitting
                 else "flash-attn 2 has code for 8.0 and newer, and none for this one.",
@@ -328,11 +306,11 @@ def gpus(case: Case) -> Iterator[Finding]:
                 if fitting
                 else "Use torch.nn.functional.scaled_dot_product_attention on it.",
             )
-    known = [gpu.capability for gpu in case.gpus if gpu.capability]
+    known = [capability for gpu in case.host.gpus if (capability := capability_of(gpu))]
     for code in built:
         # With a GPU of unknown capability here, nothing can be said.
-        if len(known) == len(case.gpus) and not any(runs_on(code, gpu) for gpu in known):
-            have = ", ".join(sorted({f"{g.name} ({g.capability})" for g in case.gpus}))
+        if len(known) == len(case.host.gpus) and not any(runs_on(code, gpu) for gpu in known):
+            have = ", ".join(sorted({f"{g.name} ({g.capability})" for g in case.host.gpus}))
             yield Finding(
                 code="capability-without-gpu",
                 breaks=None,
@@ -351,7 +329,7 @@ def toolkit_for_gpu(case: Case) -> Iterator[Finding]:
     needs = {"8.0": "11.0", "9.0": "11.8", "10.0": "12.8", "12.0": "12.8"}
     dropped = [c for c in _wanted(case) if Version(chosen.version) < Version(needs[c])]
     if dropped and case.spec.package == "flash-attn":
-        newer = [t for t in case.toolkits if Version(t.version) >= Version("12.8")]
+        newer = [t for t in case.host.toolkits if Version(t.version) >= Version("12.8")]
         fitting = [t for t in newer if t.version.split(".")[0] == (case.environment.torch_cuda or "").split(".")[0]]
         yield Finding(
             code="toolkit-too-old",
@@ -365,17 +343,19 @@ def toolkit_for_gpu(case: Case) -> Iterator[Finding]:
 
 def driver(case: Case) -> Iterator[Finding]:
     """A driver that is too old for the release."""
-    if not case.gpus or case.driver is None:
+    if not case.host.gpus or case.host.driver is None:
         return
     oldest = oldest_driver(case.cuda)
-    if oldest is None or not is_older(case.driver, oldest):
+    if oldest is None or not is_older(case.host.driver, oldest):
         return
-    other = "cu128" if case.cuda.startswith("13.") and not is_older(case.driver, oldest_driver("12.8") or "") else None
+    other = (
+        "cu128" if case.cuda.startswith("13.") and not is_older(case.host.driver, oldest_driver("12.8") or "") else None
+    )
     branch = oldest.split(".")[0]
     yield Finding(
         code="driver-too-old",
         breaks="run",
-        seen=f"driver {case.driver}; CUDA {case.cuda} (release {case.spec.release}) needs {oldest} or newer",
+        seen=f"driver {case.host.driver}; CUDA {case.cuda} (release {case.spec.release}) needs {oldest} or newer",
         why="CUDA error: CUDA driver version is insufficient for CUDA runtime version.",
         mend=(
             f"pybuild build {case.spec.package} --release {other}  # which this driver runs; or a newer driver:\n"
@@ -511,8 +491,8 @@ def upstream_jobs(cores: int, available: int) -> int:
 
 def max_jobs(case: Case) -> Iterator[Finding]:
     """MAX_JOBS, or upstream's own choice where it is not set, higher than what fits."""
-    environment, memory, threads = case.environment, case.memory, _threads(case)
-    if memory is None or case.jobs_that_fit is None or threads is None or case.spec.package != "flash-attn":
+    environment, host, threads = case.environment, case.host, _threads(case)
+    if case.jobs_that_fit is None or threads is None or case.spec.package != "flash-attn":
         return
     text = case.environ.get("MAX_JOBS", "")
     if text and not (text.isascii() and text.isdigit()):
@@ -527,7 +507,8 @@ def max_jobs(case: Case) -> Iterator[Finding]:
     if not text and (environment is None or environment.torch is None):
         return
     archs = _archs(case)
-    jobs = int(text) if text else upstream_jobs(case.cores, memory.available)
+    free = host.memory.available if host.memory.mem_available is None else host.memory.mem_available
+    jobs = int(text) if text else upstream_jobs(host.cores.online or host.cores.usable, free)
     fit = case.jobs_that_fit(archs, threads)
     if jobs <= fit:
         return
@@ -536,7 +517,7 @@ def max_jobs(case: Case) -> Iterator[Finding]:
         code="max-jobs",
         breaks="pip install",
         seen=f"{which}, for architectures {';'.join(archs)} with NVCC_THREADS={threads}; "
-        f"{format_gib(memory.available)} of memory are available, and {fit} fit",
+        f"{format_gib(host.memory.available)} of memory are available, and {fit} fit",
         why="The jobs' spikes of memory come together; the kernel kills a compiler, and the build ends with it.",
         mend=f"pybuild run -- pip install --no-build-isolation {case.spec.package}\n"
         f"export MAX_JOBS={fit}  # without pybuild, slower",
@@ -545,9 +526,7 @@ def max_jobs(case: Case) -> Iterator[Finding]:
 
 def memory(case: Case) -> Iterator[Finding]:
     """Settings that turn a spike into a freeze, or into a refusal."""
-    memory = case.memory
-    if memory is None:
-        return
+    memory = case.host.memory
     if memory.overcommit == 2 and memory.commit_left is not None and memory.commit_left < case.peak_of_one:
         yield Finding(
             code="overcommit-strict",
@@ -557,7 +536,7 @@ def memory(case: Case) -> Iterator[Finding]:
             why="The kernel refuses memory that is free: 'Cannot allocate memory', 'std::bad_alloc' in cicc.",
             mend="sudo sysctl vm.overcommit_memory=0",
         )
-    if memory.overcommit == 1 and memory.swap == 0 and not memory.limited:
+    if memory.overcommit == 1 and memory.swap_total == 0 and not memory.limits:
         yield Finding(
             code="overcommit-always",
             breaks=None,
@@ -565,7 +544,7 @@ def memory(case: Case) -> Iterator[Finding]:
             why="Every allocation is granted; a spike ends in the OOM killer, which may choose your desktop or sshd.",
             mend="sudo sysctl vm.overcommit_memory=0",
         )
-    elif memory.swap == 0 and not memory.limited:
+    elif memory.swap_total == 0 and not memory.limits:
         yield Finding(
             code="no-swap",
             breaks=None,
@@ -605,11 +584,12 @@ def leftovers(case: Case) -> Iterator[Finding]:
 
 def disk(case: Case) -> Iterator[Finding]:
     """Too little space where the store is."""
-    if case.store_free is not None and case.store_free < case.store_needs:
+    disk = case.host.disk
+    if disk is not None and disk.free < case.store_needs:
         yield Finding(
             code="disk",
             breaks="pybuild build",
-            seen=f"{format_gib(case.store_free)} free where {case.store} is; a build needs "
+            seen=f"{format_gib(disk.free)} free where the store is ({disk.path}); a build needs "
             f"{format_gib(case.store_needs)}",
             why="The pinned wheels, packed and unpacked, and the objects: No space left on device.",
             mend="nix-store --gc",
@@ -647,8 +627,8 @@ def cached_wheels(case: Case) -> Iterator[Finding]:
             code="cached-wheel",
             breaks="import" if breaks else None,
             seen=f"{cached.wheel.tool} has {cached.wheel.file_name} in its cache ({cached.wheel.path}); {reason}",
-            why=f"`{'pip' if pip else 'uv pip'} install {name}` takes it from there, by name and version alone, and the "
-            "import ends with 'undefined symbol'.",
+            why=f"`{'pip' if pip else 'uv pip'} install {name}` takes it from there, by name and version alone, and "
+            "the import ends with 'undefined symbol'.",
             mend=f"pip cache remove {name.replace('-', '_')}" if pip else f"uv cache clean {name}",
         )
 

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from pybuild.capability import Capability, runs_on, to_build_for
 from pybuild.cuda import driver_for_ptx, oldest_driver
-from pybuild.doctor import Case, Finding, is_older
+from pybuild.doctor import Case, Finding, capability_of, is_older
 from pybuild.wheel import Artifact, other_torch, plain_name
 
 
@@ -48,11 +48,11 @@ def _rebuild(case: Case, artifact: Artifact, gpu: Capability | None = None) -> s
 def _tags(case: Case, artifact: Artifact) -> Iterator[Finding]:
     environment = case.environment
     machines = sorted({library.machine for library in artifact.libraries})
-    if machines and case.machine not in machines:
+    if machines and case.host.machine and case.host.machine not in machines:
         yield Finding(
             code="machine",
             breaks="import",
-            seen=f"it is compiled for {', '.join(machines)}; this machine is {case.machine}",
+            seen=f"it is compiled for {', '.join(machines)}; this machine is {case.host.machine}",
             why="The dynamic linker refuses it: cannot open shared object file, or: wrong ELF class.",
             mend=_rebuild(case, artifact),
         )
@@ -168,8 +168,8 @@ def _glibc(case: Case, artifact: Artifact) -> Iterator[Finding]:
 
 def _gpus(case: Case, artifact: Artifact) -> Iterator[Finding]:
     libraries = [library for library in artifact.libraries if library.fatbins]
-    for gpu in dict.fromkeys(case.gpus):
-        capability = gpu.capability
+    for gpu in dict.fromkeys(case.host.gpus):
+        capability = capability_of(gpu)
         if capability is None or not libraries:
             continue
         if not any(library.source_files(capability) for library in libraries):
@@ -196,24 +196,23 @@ def _gpus(case: Case, artifact: Artifact) -> Iterator[Finding]:
 
 
 def _driver(case: Case, artifact: Artifact) -> Iterator[Finding]:
-    if case.driver is None or not case.gpus:
+    if case.host.driver is None or not case.host.gpus:
         return
     majors = [m for library in artifact.libraries if (m := library.cuda_major)]
     oldest = oldest_driver(f"{max(majors)}.0") if majors else None
-    if oldest and is_older(case.driver, oldest):
+    if oldest and is_older(case.host.driver, oldest):
         yield Finding(
             code="driver-too-old",
             breaks="run",
-            seen=f"driver {case.driver}; its CUDA {max(majors)} needs {oldest} or newer",
+            seen=f"driver {case.host.driver}; its CUDA {max(majors)} needs {oldest} or newer",
             why="CUDA error: CUDA driver version is insufficient for CUDA runtime version.",
             mend=f"sudo apt-get install nvidia-driver-{oldest.split('.')[0]}  # and reboot",
         )
         return
     cubins = [code for code in artifact.codes if code.kind == "cubin"]
-    for gpu in dict.fromkeys(g for g in case.gpus if g.capability):
-        capability = gpu.capability
-        assert capability is not None
-        if any(runs_on(code, capability) for code in cubins):
+    for gpu in dict.fromkeys(case.host.gpus):
+        capability = capability_of(gpu)
+        if capability is None or any(runs_on(code, capability) for code in cubins):
             continue
         isas = [
             library.ptx_isa
@@ -222,11 +221,11 @@ def _driver(case: Case, artifact: Artifact) -> Iterator[Finding]:
         ]
         for isa in dict.fromkeys(isas):
             needed = driver_for_ptx(isa)
-            if needed is None or is_older(case.driver, needed):
+            if needed is None or is_older(case.host.driver, needed):
                 yield Finding(
                     code="driver-too-old-for-ptx",
                     breaks="run",
-                    seen=f"for {gpu.name} ({capability}) it has PTX {isa} alone, which driver {case.driver} can't "
+                    seen=f"for {gpu.name} ({capability}) it has PTX {isa} alone, which driver {case.host.driver} can't "
                     f"compile: it takes {needed or 'a newer one'}",
                     why="CUDA error: the provided PTX was compiled with an unsupported toolchain.",
                     mend=_rebuild(case, artifact, capability),

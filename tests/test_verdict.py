@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pybuild.capability import Capability
-from pybuild.doctor import Case, Finding, Gpu
+from pybuild.doctor import Case, Finding
+from pybuild.gpu import Gpu
+from pybuild.host import Cores, Host, Memory
 from pybuild.spec import BuildSpec
 from pybuild.venv import Environment
 from pybuild.verdict import wheel_findings
 from pybuild.wheel import Artifact, Fatbins, Library, read_artifact, wheel_identity
 
 FATBINS = Path(__file__).parent / "fatbins"
-B200 = Gpu("NVIDIA B200", Capability(10, 0))
-PRO_6000 = Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", Capability(12, 0))
+B200 = Gpu(name="NVIDIA B200", capability="10.0")
+PRO_6000 = Gpu(name="NVIDIA RTX PRO 6000 Blackwell Server Edition", capability="12.0")
 VENV = Environment("/venv/bin/python", "3.12.3", torch="2.10.0+cu128", torch_cuda="12.8")
 SOUND = Case(
-    spec=BuildSpec(), cuda="12.8", torch="2.10.0", gpus=(B200,), driver="570.133.20", environment=VENV, glibc="2.39"
+    spec=BuildSpec(),
+    host=Host(
+        machine="x86_64",
+        cores=Cores(usable=8),
+        memory=Memory(available=2**34, because="MemAvailable"),
+        gpus=(B200,),
+        driver="570.133.20",
+    ),
+    cuda="12.8",
+    torch="2.10.0",
+    environment=VENV,
+    glibc="2.39",
 )
+
+
+def but(case: Case, **changes: object) -> Case:
+    """The case with these changes: of the host, where they name a fact of it, else of the case."""
+    facts = {name: value for name, value in changes.items() if name in Host.model_fields}
+    others: dict[str, Any] = {name: value for name, value in changes.items() if name not in facts}
+    return replace(case, host=case.host.model_copy(update=facts), **others)
+
 
 LIBRARY = Library(
     name="flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so",
@@ -58,7 +79,7 @@ def test_a_wheel_that_runs_here() -> None:
 
 
 def test_an_sm_100_wheel_on_an_rtx_pro_6000() -> None:
-    finding = found(replace(SOUND, gpus=(PRO_6000,)), wheel(), "gpu-without-code")
+    finding = found(but(SOUND, gpus=(PRO_6000,)), wheel(), "gpu-without-code")
     assert finding.breaks == "run"
     assert finding.seen == "NVIDIA RTX PRO 6000 Blackwell Server Edition is 12.0; the wheel has sm_100"
     assert "no kernel image is available" in finding.why
@@ -71,7 +92,7 @@ def test_an_sm_100_wheel_on_an_rtx_pro_6000() -> None:
      ("sm_90a", "10.0", False), ("sm_120", "12.1", True)],
 )  # fmt: skip
 def test_what_runs_where(code: str, gpu: str, runs: bool) -> None:
-    case = replace(SOUND, gpus=(Gpu("a GPU", Capability.parse(gpu)),), driver="590.44.01")
+    case = but(SOUND, gpus=(Gpu(name="a GPU", capability=gpu),), driver="590.44.01")
     artifact = wheel(fatbins=(Fatbins(code=(code,), count=72),), ptx_isa="8.7" if "compute" in code else None)
     assert codes(case, artifact) == ([] if runs else ["gpu-without-code"])
 
@@ -85,13 +106,13 @@ def test_some_of_the_source_files_have_no_code() -> None:
 
 def test_a_wheel_without_device_code_or_a_machine_without_gpus() -> None:
     assert codes(SOUND, wheel(fatbins=())) == []
-    assert codes(replace(SOUND, gpus=(PRO_6000,)), wheel(fatbins=())) == []
-    assert codes(replace(SOUND, gpus=()), wheel()) == []
-    assert codes(replace(SOUND, gpus=(Gpu("?", None),)), wheel()) == []
+    assert codes(but(SOUND, gpus=(PRO_6000,)), wheel(fatbins=())) == []
+    assert codes(but(SOUND, gpus=()), wheel()) == []
+    assert codes(but(SOUND, gpus=(Gpu(name="?", capability=None),)), wheel()) == []
 
 
 def test_another_package_is_built_for_this_gpu_by_pip() -> None:
-    case = replace(SOUND, gpus=(PRO_6000,))
+    case = but(SOUND, gpus=(PRO_6000,))
     artifact = wheel("causal_conv1d-1.5.2-cp312-cp312-linux_x86_64.whl")
     assert found(case, artifact, "gpu-without-code").mend == (
         "TORCH_CUDA_ARCH_LIST=12.0 pybuild run -- pip install --force-reinstall --no-deps --no-cache-dir "
@@ -100,18 +121,18 @@ def test_another_package_is_built_for_this_gpu_by_pip() -> None:
 
 
 def test_a_gpu_that_flash_attn_has_no_code_for() -> None:
-    case = replace(SOUND, gpus=(Gpu("Tesla T4", Capability(7, 5)),))
+    case = but(SOUND, gpus=(Gpu(name="Tesla T4", capability="7.5"),))
     assert "scaled_dot_product_attention" in found(case, wheel(), "gpu-without-code").mend
 
 
 def test_driver() -> None:
-    finding = found(replace(SOUND, driver="520.61.05"), wheel(), "driver-too-old")
+    finding = found(but(SOUND, driver="520.61.05"), wheel(), "driver-too-old")
     assert finding.breaks == "run"
     assert "its CUDA 12 needs 525.60.13" in finding.seen
-    assert codes(replace(SOUND, driver="525.60.13"), wheel()) == []
+    assert codes(but(SOUND, driver="525.60.13"), wheel()) == []
     cuda_13 = wheel(needed=("libcudart.so.13",))
     assert "driver-too-old" in codes(SOUND, cuda_13)
-    assert "driver-too-old" not in codes(replace(SOUND, gpus=()), cuda_13)
+    assert "driver-too-old" not in codes(but(SOUND, gpus=()), cuda_13)
 
 
 def test_ptx_that_the_driver_cannot_compile() -> None:
@@ -120,8 +141,8 @@ def test_ptx_that_the_driver_cannot_compile() -> None:
     assert finding.breaks == "run"
     assert "unsupported toolchain" in finding.why
     assert "575.51.03" in finding.seen
-    assert codes(replace(SOUND, driver="575.51.03"), ptx) == []
-    hopper = replace(SOUND, gpus=(Gpu("NVIDIA H100", Capability(9, 0)),))
+    assert codes(but(SOUND, driver="575.51.03"), ptx) == []
+    hopper = but(SOUND, gpus=(Gpu(name="NVIDIA H100", capability="9.0"),))
     assert codes(hopper, ptx) == []  # its cubin runs
 
 
@@ -137,7 +158,7 @@ def test_a_wheel_for_another_torch_by_its_name() -> None:
     assert lucky.breaks is None
     assert "all the symbols" in lucky.seen
     assert "it is for torch 2.8, and here is torch 2.10.0+cu128" in finding.seen
-    assert codes(replace(SOUND, environment=replace(VENV, torch="2.8.0+cu128")), artifact) == []
+    assert codes(but(SOUND, environment=replace(VENV, torch="2.8.0+cu128")), artifact) == []
 
 
 def test_a_wheel_for_another_torch_by_its_symbols() -> None:
@@ -151,14 +172,14 @@ def test_a_wheel_for_another_torch_by_its_symbols() -> None:
 
 
 def test_no_torch_at_all() -> None:
-    bare = replace(SOUND, environment=Environment("/venv/bin/python", "3.12.3"))
+    bare = but(SOUND, environment=Environment("/venv/bin/python", "3.12.3"))
     finding = found(bare, wheel(), "no-torch", None)
     assert finding.mend == "uv pip install --python /venv/bin/python --torch-backend=cu128 torch==2.10.0"
     assert codes(bare, wheel(needed=("libc.so.6",)), None) == []
 
 
 def test_another_major_version_of_cuda() -> None:
-    finding = found(replace(SOUND, driver="580.65.06"), wheel(needed=("libc10.so", "libcudart.so.13")), "cuda-runtime")
+    finding = found(but(SOUND, driver="580.65.06"), wheel(needed=("libc10.so", "libcudart.so.13")), "cuda-runtime")
     assert "linked with CUDA 13; torch 2.10.0+cu128 here brings CUDA 12.8" in finding.seen
     assert "libcudart.so.13: cannot open shared object file" in finding.why
 
@@ -182,7 +203,7 @@ def test_another_major_version_of_cuda() -> None:
     ],
 )
 def test_python(tags: str, python: str, free_threaded: bool, fits: bool) -> None:
-    case = replace(SOUND, environment=replace(VENV, version=python, free_threaded=free_threaded))
+    case = but(SOUND, environment=replace(VENV, version=python, free_threaded=free_threaded))
     artifact = wheel(f"flash_attn-2.8.3-{tags}-linux_x86_64.whl")
     assert codes(case, artifact) == ([] if fits else ["python"])
     if not fits:
@@ -192,11 +213,11 @@ def test_python(tags: str, python: str, free_threaded: bool, fits: bool) -> None
 
 
 def test_glibc() -> None:
-    finding = found(replace(SOUND, glibc="2.31"), wheel(), "glibc")
+    finding = found(but(SOUND, glibc="2.31"), wheel(), "glibc")
     assert finding.breaks == "import"
     assert "it needs glibc 2.32; this machine has 2.31" in finding.seen
-    assert codes(replace(SOUND, glibc="2.32"), wheel()) == []
-    assert codes(replace(SOUND, glibc=None), wheel()) == []
+    assert codes(but(SOUND, glibc="2.32"), wheel()) == []
+    assert codes(but(SOUND, glibc=None), wheel()) == []
 
 
 def test_a_name_that_promises_an_older_glibc() -> None:
@@ -209,7 +230,7 @@ def test_a_name_that_promises_an_older_glibc() -> None:
 
 
 def test_another_kind_of_machine() -> None:
-    finding = found(replace(SOUND, machine="aarch64"), wheel(), "machine")
+    finding = found(but(SOUND, machine="aarch64"), wheel(), "machine")
     assert finding.breaks == "import"
     assert finding.seen == "it is compiled for x86_64; this machine is aarch64"
 
@@ -234,4 +255,4 @@ def test_cuobjdump_disagrees() -> None:
 def test_a_real_library() -> None:
     artifact = read_artifact(FATBINS / "extension.so")
     assert codes(SOUND, artifact) == ["rpath"]
-    assert codes(replace(SOUND, glibc="2.31"), artifact) == ["glibc", "rpath"]
+    assert codes(but(SOUND, glibc="2.31"), artifact) == ["glibc", "rpath"]
