@@ -387,6 +387,9 @@ def test_a_failing_builder_comes_with_the_line_that_shows_all_of_its_log(version
         ("virtual memory exhausted: Cannot allocate memory", "recommend-cores"),
         ("error: cloning builder process: Operation not permitted", "user namespaces"),
         ("error: unable to download 'https://x/y': Could not resolve host: x", "network"),
+        ("flash.h:12:10: fatal error: cutlass/cutlass.h: No such file or directory", "header is missing"),
+        ("flash_fwd.cu(48): error: identifier \"x\" is undefined", "refuses this source"),
+        ("ptxas fatal   : Value 'sm_999' is not defined for option 'gpu-name'", "refuses this source"),
     ],
 )
 def test_known_causes(said: str, remedy: str) -> None:
@@ -410,7 +413,7 @@ def test_ignored_sandbox_paths_are_a_matter_of_trust() -> None:
 def test_an_unknown_failure_has_no_made_up_cause() -> None:
     log = BuildLog()
     log.feed('@nix {"action":"start","fields":["/nix/store/x.drv","",1,1],"id":7,"level":3,"text":"","type":105}')
-    log.feed('@nix {"action":"result","fields":["flash.h:3: error: expected ;"],"id":7,"type":101}')
+    log.feed('@nix {"action":"result","fields":["the moon is in the wrong place"],"id":7,"type":101}')
     log.feed("error: builder for '/nix/store/x.drv' failed with exit code 1")
     assert LOCAL.explain_failure(log).remedy.splitlines()[0].startswith("All of its log: ")
 
