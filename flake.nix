@@ -69,11 +69,7 @@
         default = pybuild;
       };
 
-      checks.${system} = import ./nix/tests {
-        inherit lib python;
-        inherit (pkgs) config runCommand;
-        nixfmt = pkgs.nixfmt or null;
-      };
+      checks.${system} = import ./nix/tests { inherit pkgs python; };
 
       formatter = lib.optionalAttrs (pkgs ? nixfmt-tree) { ${system} = pkgs.nixfmt-tree; };
 

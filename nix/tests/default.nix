@@ -6,16 +6,11 @@
   `early-failures`: builds that would not do what they say end before the first compile, with a message that says so.
   `formatting`: where the package set has nixfmt.
 */
-{
-  lib,
-  runCommand,
-  python,
-  config,
-  # null where the package set has none.
-  nixfmt,
-}:
+{ pkgs, python }:
 
 let
+  inherit (pkgs) config lib runCommand;
+
   release = python.pkgs.pybuildReleases.${config.pybuildRelease or "cu128"};
 
   failures = lib.filter (test: test.expr != test.expected) (
@@ -117,8 +112,8 @@ in
     touch "$out"
   '';
 }
-// lib.optionalAttrs (nixfmt != null) {
-  formatting = runCommand "pybuild-formatting" { nativeBuildInputs = [ nixfmt ]; } ''
+// lib.optionalAttrs (pkgs ? nixfmt) {
+  formatting = runCommand "pybuild-formatting" { nativeBuildInputs = [ pkgs.nixfmt ]; } ''
     find ${../.} ${../../flake.nix} -name '*.nix' -print0 | xargs -0 nixfmt --check
     touch "$out"
   '';
