@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from itertools import zip_longest
 
 from pybuild.curve import Curve
+from pybuild.gate import MARGIN
 from pybuild.profile import CAUTIOUS, load_profile
 from pybuild.progress import Progress
 
@@ -53,7 +54,7 @@ class Forecast:
         speed = pace(progress, curves)
         running = [(curves[c.name].scaled(time=speed), c.elapsed(progress.now)) for c in progress.of("running")]
         waiting = [curves[c.name].scaled(time=speed) for c in progress.of("waiting")]
-        return play(running, waiting, jobs=progress.cores, budget=progress.budget) + self.afterwards
+        return play(running, waiting, jobs=progress.cores, budget=progress.budget / MARGIN) + self.afterwards
 
 
 def _complete(known: Mapping[str, Curve], progress: Progress) -> Mapping[str, Curve]:
