@@ -56,7 +56,9 @@
       legacyPackages.${system} = pkgs;
 
       devShells.${system}.default = pkgs.callPackage ./nix/shell.nix {
-        inherit python flash-attn;
+        inherit python;
+        # What `pybuild build` makes is of an object a derivation; for plain nix, one derivation keeps to its memory.
+        flash-attn = if asked == { } then flash-attn else flash-attn.fromObjects;
         pybuild = if hasPybuild then pkgs.pybuild else null;
       };
 

@@ -15,15 +15,20 @@ let
   inherit (flash-attn) torch cuda-toolkit cudaCapabilities;
   inherit (python.pkgs.pybuildReleases.${torch.release.name}) stdenv pinned;
 
-  environment = python.withPackages (_: [
-    torch
-    flash-attn
-    pinned.ninja
-    pinned.packaging
-    pinned.psutil
-    pinned.setuptools
-    pinned.wheel
-  ]);
+  environment = python.withPackages (
+    packages:
+    [
+      torch
+      flash-attn
+      pinned.ninja
+      pinned.packaging
+      pinned.psutil
+      pinned.setuptools
+      pinned.wheel
+    ]
+    # torch works without, and warns.
+    ++ lib.optional (packages ? numpy) packages.numpy
+  );
 in
 (mkShell.override { inherit stdenv; }) {
   name = "pybuild-shell";
