@@ -12,10 +12,12 @@ from pybuild.errors import PybuildError
 COMMANDS = {
     "build": ("build", "Build a package; prints the wheel's path."),
     "command": ("command", "Print the nix command line that builds a package."),
+    "completion": ("completion", "Print the script that completes commands in bash, zsh or fish."),
     "config": ("config", "Print the settings in force, and where each comes from."),
     "doctor": ("doctor", "Find what is wrong with this machine, or with a wheel."),
     "fetch": ("fetch", "Bring the pinned inputs into the store."),
     "pin": ("pin", "Make a release's data file (for maintainers)."),
+    "report": ("report", "Write what a build took, as one HTML file."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),
 }
 
