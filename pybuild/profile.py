@@ -6,15 +6,23 @@ The files in profiles/ have the format that `pybuild profile` writes.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pybuild.curve import Curve
 from pybuild.errors import PybuildError
+from pybuild.spec import BuildSpec
 from pybuild.units import GIB, MIB
+
+
+# A year, and a TiB: what is above that is no reading of a compile.
+_Seconds = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
+_Mib = Annotated[float, Field(ge=0, le=1024**2, allow_inf_nan=False)]
 
 
 class Compile(BaseModel):
@@ -30,11 +38,11 @@ class Compile(BaseModel):
     kernel: str
     archs: tuple[str, ...]
     nvcc_threads: int = 1
-    wall_s: float
-    cpu_s: float
-    peak_mib: float
-    tool_peak_mib: dict[str, float]
-    memory_mib: tuple[tuple[float, float], ...]
+    wall_s: _Seconds
+    cpu_s: _Seconds
+    peak_mib: _Mib
+    tool_peak_mib: dict[str, _Mib]
+    memory_mib: tuple[tuple[_Seconds, _Mib], ...]
     object_bytes: int | None = None
     estimated: str | None = None
     measured: str | None = None
@@ -70,7 +78,17 @@ class Profile(BaseModel):
     sampled: str
     missing: str = ""
     order: str = ""
-    compiles: tuple[Compile, ...]
+    compiles: tuple[Compile, ...] = Field(min_length=1)
+
+    @property
+    def name(self) -> str:
+        """Package and version."""
+        return f"{self.package} {self.version}"
+
+    @property
+    def of_build(self) -> list[Compile]:
+        """The compiles of a build for one architecture, in its order; from the others the factors of `scale` come."""
+        return [compile_ for compile_ in self.compiles if compile_.archs in ((), ("sm_100",))]
 
     def curves(
         self, architectures: Collection[str], threads: int, kernels: Collection[str] | None = None
@@ -82,20 +100,26 @@ class Profile(BaseModel):
         """
         return [
             (compile_.kernel, scale(compile_.curve(), architectures, threads) if compile_.archs else compile_.curve())
-            for compile_ in self.compiles
-            if len(compile_.archs) <= 1 and compile_.archs in ((), ("sm_100",))
+            for compile_ in self.of_build
             if kernels is None or compile_.kernel in kernels
         ]
 
 
-# Seconds that an architecture takes, relative to sm_100 (profiles/flash-attn-2.8.3.json): three kernels were measured for
-# sm_90 and took 1.79, 1.80 and 2.30 times the time, the one for sm_120 1.08 times. sm_80 was measured together with others
-# only: four architectures took 5.75 to 6.78 times the CPU time of sm_100, which leaves 2.1 for it.
+# Seconds that an architecture takes, relative to sm_100 (profiles/flash-attn-2.8.3.json): three kernels were measured
+# for sm_90 and took 1.79, 1.80 and 2.30 times the time, the one for sm_120 1.08 times. sm_80 was measured together with
+# others only: four architectures took 5.75 to 6.78 times the CPU time of sm_100, which leaves 2.1 for it.
 _TIME = {"sm_80": 2.1, "sm_90": 1.96, "sm_100": 1.0, "sm_120": 1.08}
 
 # Memory of four architectures at once, relative to one: 3.86, 3.59, 3.80 and 3.76 in the four kernels measured. The
-# peaks nearly add up, since they come at nearly the same time.
-_OVERLAP = (3.75 - 1) / 3
+# peaks nearly add up, since they come at nearly the same time: each further one adds 11/12.
+_OVERLAP = 11 / 12
+
+
+def _rounds(architectures: Collection[str], threads: int) -> list[list[float]]:
+    """The times of the architectures relative to sm_100, those compiled at once together, the slowest first."""
+    factors = sorted((_TIME.get(name, max(_TIME.values())) for name in architectures), reverse=True)
+    at_once = max(1, min(threads, len(factors)))
+    return [factors[start : start + at_once] for start in range(0, len(factors), at_once)]
 
 
 def scale(one: Curve, architectures: Collection[str], threads: int) -> Curve:
@@ -104,11 +128,25 @@ def scale(one: Curve, architectures: Collection[str], threads: int) -> Curve:
     `threads` of them are compiled at once, the rest after them. The time is that of the slowest at once: with four
     architectures and threads the measured compiles took 2.07 to 2.53 times the time of sm_100 alone.
     """
-    factors = sorted((_TIME.get(name, max(_TIME.values())) for name in architectures), reverse=True)
-    at_once = max(1, min(threads, len(factors)))
-    # As many rounds as it takes, the slowest architectures together.
-    time = sum(factors[start] for start in range(0, len(factors), at_once)) or 1.0
-    return one.scaled(time=time, memory=1 + _OVERLAP * (at_once - 1))
+    rounds = _rounds(architectures, threads)
+    at_once = max(map(len, rounds), default=1)
+    return one.scaled(time=sum(map(max, rounds)) or 1.0, memory=1 + _OVERLAP * (at_once - 1))
+
+
+def busy_cores(architectures: Collection[str], threads: int) -> float:
+    """How many cores one compile keeps busy, on average: CPU time by wall time.
+
+    2.9 for four architectures with four threads; the measured compiles had 2.6 to 2.9.
+    """
+    rounds = _rounds(architectures, threads)
+    return sum(map(sum, rounds)) / sum(map(max, rounds)) if rounds else 1.0
+
+
+def highest_peak(profile: Profile, architectures: int, threads: int) -> int:
+    """Bytes that the hungriest compile of a build takes. In whole numbers, as nix/parallelism.nix has it."""
+    at_once = max(1, min(architectures, threads))
+    one = max(int(compile_.peak_mib) for compile_ in profile.of_build) * MIB
+    return one * (12 + 11 * (at_once - 1)) // 12
 
 
 CAUTIOUS = Curve((0.0, 10.0, 240.0), (0.0, 8 * GIB, 8 * GIB))
@@ -118,6 +156,9 @@ CAUTIOUS = Curve((0.0, 10.0, 240.0), (0.0, 8 * GIB, 8 * GIB))
 @functools.cache
 def load_profile(package: str) -> Profile | None:
     """The profile that pybuild ships for a package; None where it has none. Raises PybuildError for one that is bad."""
+    # A package's name (PEP 508), which is no pattern and no path.
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", package):
+        raise PybuildError(f"not a package's name: {package!r}", "Write it as flash-attn.")
     folder = Path(__file__).parent / "profiles"
     paths = sorted(folder.glob(f"{package}-[0-9]*.json"))
     return read_profile(paths[-1]) if paths else None
@@ -126,8 +167,70 @@ def load_profile(package: str) -> Profile | None:
 def read_profile(path: Path) -> Profile:
     """The profile in a file. Raises PybuildError where it can't be read or is not one."""
     try:
-        return Profile.model_validate(json.loads(path.read_bytes()))
+        return Profile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise PybuildError(f"{path} can't be read: {error.strerror}", "Name a profile that exists.") from error
-    except (ValidationError, ValueError) as error:
-        raise PybuildError(f"{path} is no profile: {error}", "Make one with `pybuild profile`.") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise PybuildError(f"{path} is no profile: {where}: {first['msg']}", "Make one: `pybuild profile`.") from error
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a build compiles: name and curve of each compile, in the build's order.
+
+    `busy` is how many cores each keeps busy. Without a `profile` their number and curves are a guess on the safe side.
+    """
+
+    package: str
+    architectures: tuple[str, ...]
+    threads: int
+    busy: float
+    profile: Profile | None
+    compiles: tuple[tuple[str, Curve], ...]
+
+    @property
+    def curves(self) -> list[Curve]:
+        """The curves alone."""
+        return [curve for _, curve in self.compiles]
+
+
+UNKNOWN_COMPILES = 100
+"""How many compiles a package is taken to have of which nothing is known: more than flash-attn's 73."""
+
+
+def workload(spec: BuildSpec, threads: int) -> Workload:
+    """What a build of `spec` compiles, with nvcc's --threads."""
+    profile = load_profile(spec.package)
+    if profile is None:
+        cautious = scale(CAUTIOUS, spec.architectures, threads)
+        compiles = [(f"compile {number + 1}", cautious) for number in range(UNKNOWN_COMPILES)]
+    else:
+        wanted = _selected(spec)
+        names = [compile_.kernel for compile_ in profile.of_build if wanted(compile_.kernel)]
+        compiles = profile.curves(spec.architectures, threads, names)
+    return Workload(
+        package=spec.package,
+        architectures=spec.architectures,
+        threads=threads,
+        busy=busy_cores(spec.architectures, threads),
+        profile=profile,
+        compiles=tuple(compiles),
+    )
+
+
+def _selected(spec: BuildSpec) -> Callable[[str], bool]:
+    """Whether a selection has a compile, by flash-attn's names; what is no kernel is always compiled."""
+
+    def wanted(name: str) -> bool:
+        match = re.match(r"flash_(fwd|fwd_split|bwd)_hdim(\d+)_(fp16|bf16)", name)
+        if not match:
+            return True
+        return (
+            not (spec.forward_only and match[1] == "bwd")
+            and (not spec.head_dims or int(match[2]) in spec.head_dims)
+            and (not spec.dtypes or match[3] in spec.dtypes)
+        )
+
+    return wanted
