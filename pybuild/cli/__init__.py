@@ -16,6 +16,7 @@ COMMANDS = {
     "config": ("config", "Print the settings in force, and where each comes from."),
     "doctor": ("doctor", "Find what is wrong with this machine, or with a wheel."),
     "fetch": ("fetch", "Bring the pinned inputs into the store."),
+    "host": ("host", "Print what this machine has."),
     "pin": ("pin", "Make a release's data file (for maintainers)."),
     "report": ("report", "Write what a build took, as one HTML file."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),
