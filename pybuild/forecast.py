@@ -8,7 +8,6 @@ from heapq import heappop, heappush
 from itertools import zip_longest
 
 from pybuild.curve import Curve
-from pybuild.gate import MARGIN
 from pybuild.profile import CAUTIOUS, load_profile
 from pybuild.progress import Progress
 
@@ -54,7 +53,7 @@ class Forecast:
         speed = pace(progress, curves)
         running = [(curves[c.name].scaled(time=speed), c.elapsed(progress.now)) for c in progress.of("running")]
         waiting = [curves[c.name].scaled(time=speed) for c in progress.of("waiting")]
-        return play(running, waiting, jobs=progress.cores, budget=progress.budget / MARGIN) + self.afterwards
+        return play(running, waiting, jobs=progress.cores, budget=progress.budget) + self.afterwards
 
 
 def _complete(known: Mapping[str, Curve], progress: Progress) -> Mapping[str, Curve]:
@@ -85,8 +84,8 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
 def play(running: Sequence[tuple[Curve, float]], waiting: Sequence[Curve], *, jobs: int, budget: float) -> float:
     """Seconds until all of these have ended: `running`, each with the seconds it runs already, and then `waiting`.
 
-    As the gate does it: the next begins when fewer than `jobs` run and the memory of all fits `budget` (0: no limit) at
-    every moment to come; with nothing running, it begins anyhow.
+    As the gate does it: the longest that fits begins when fewer than `jobs` run and all memory is within `budget`
+    (0: no limit) at every moment to come; with nothing running, the longest begins anyhow.
     """
     durations = [curve.duration for curve, _ in running] + [curve.duration for curve in waiting]
     if not durations:
@@ -99,16 +98,23 @@ def play(running: Sequence[tuple[Curve, float]], waiting: Sequence[Curve], *, jo
         heappush(ends, left)
         held = _sum(held, _cells(curve, cell, curve.duration - left))
     now, last = 0.0, max(ends, default=0.0)
-    for curve in waiting:
-        needs = _cells(curve, cell, 0.0)
-        while ends and (len(ends) >= max(jobs, 1) or not _fits(held, needs, int(now / cell), budget)):
+    queue = [(curve.duration, _cells(curve, cell, 0.0)) for curve in sorted(waiting, key=lambda c: -c.duration)]
+    while queue:
+        start = int(now / cell)
+        free = len(ends) < max(jobs, 1)
+        index = (
+            next((i for i, (_, needs) in enumerate(queue) if _fits(held, needs, start, budget)), None) if free else None
+        )
+        if index is None and ends:
             # Memory falls between two ends as well, so time goes on by a cell where it is memory that lacks.
-            now = ends[0] if len(ends) >= max(jobs, 1) else min(ends[0], now + cell)
+            now = min(ends[0], now + cell) if free else ends[0]
             while ends and ends[0] <= now:
                 heappop(ends)
-        heappush(ends, now + curve.duration)
-        last = max(last, now + curve.duration)
-        held = _sum(held, [0.0] * int(now / cell) + needs)
+            continue
+        duration, needs = queue.pop(index or 0)
+        heappush(ends, now + duration)
+        last = max(last, now + duration)
+        held = _sum(held, [0.0] * start + needs)
     return last
 
 
@@ -130,4 +136,6 @@ def _sum(a: list[float], b: list[float]) -> list[float]:
 
 
 def _fits(held: list[float], needs: list[float], start: int, budget: float) -> bool:
-    return not budget or all(x + y <= budget for x, y in zip(held[start:] + [0.0] * len(needs), needs, strict=False))
+    return not budget or all(
+        (held[at] if at < len(held) else 0.0) + more <= budget for at, more in enumerate(needs, start)
+    )
