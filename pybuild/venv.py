@@ -23,7 +23,7 @@ print(json.dumps({
     "paths": [p for p in sys.path if os.path.isdir(p)],
 }))
 """
-_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
+_ASSIGNED = r"^{}\b[^=\n]*=\s*['\"]([^'\"\n]+)['\"]"
 _TORCH_LIBRARY = re.compile(r"lib(torch|c10)\w*\.so")
 
 
@@ -63,7 +63,7 @@ def active_python(environ: Mapping[str, str]) -> str | None:
 def read_environment(environ: Mapping[str, str]) -> Environment | None:
     """The active environment; None where there is no Python, or one that does not answer within two seconds.
 
-    torch is not imported, which takes seconds: its version is in its metadata and in torch/version.py.
+    torch is not imported, which takes seconds: torch/version.py says its version (its metadata leave the `+cu128` out).
     """
     python = active_python(environ)
     if python is None:
@@ -78,13 +78,14 @@ def read_environment(environ: Mapping[str, str]) -> Environment | None:
     # sys.path begins with the current folder's own "", which is no place of packages.
     packages = dict(_packages(answer.paths))
     torch = next((p / "torch" for p in answer.paths if (p / "torch/version.py").is_file()), None)
+    text = _text(torch / "version.py") if torch else ""
     return Environment(
         executable=answer.executable,
         version=answer.version,
         free_threaded=answer.free_threaded,
         packages=packages,
-        torch=packages.get("torch") if torch else None,
-        torch_cuda=_cuda_of(torch / "version.py") if torch else None,
+        torch=_assigned("__version__", text),
+        torch_cuda=_assigned("cuda", text),
         torch_libraries=tuple(_libraries_of(torch)) if torch else (),
     )
 
@@ -99,11 +100,16 @@ def _packages(paths: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
             yield canonicalize_name(name), version
 
 
-def _cuda_of(version: Path) -> str | None:
+def _text(path: Path) -> str:
     try:
-        match = _TORCH_CUDA.search(version.read_text(encoding="utf-8", errors="replace"))
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""
+
+
+def _assigned(name: str, text: str) -> str | None:
+    """The string that torch/version.py assigns to a name, `cuda: Optional[str] = '12.8'`; None where it is None."""
+    match = re.search(_ASSIGNED.format(re.escape(name)), text, re.MULTILINE)
     return match[1] if match else None
 
 

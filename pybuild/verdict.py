@@ -33,6 +33,11 @@ def wheel_findings(case: Case, artifact: Artifact, missing: tuple[str, ...] | No
 
 def _rebuild(case: Case, artifact: Artifact, gpu: Capability | None = None) -> str:
     """The command that makes this wheel anew, for this machine and for `gpu`."""
+    if artifact.name is None and "flash_attn" not in artifact.path:
+        if gpu is None:
+            return "Compile it again here, with the torch and the CUDA of this environment."
+        number = f"{gpu.major}{gpu.minor}"
+        return f"Compile it with: -gencode arch=compute_{number},code=sm_{number}"
     capability = to_build_for(gpu) if gpu else None
     if artifact.name in (None, case.spec.package):
         if gpu and not capability:

@@ -26,6 +26,7 @@ from elftools.elf.sections import SymbolTableSection
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 from pydantic import BaseModel, ConfigDict
 
 from pybuild.capability import Capability, Code, runs_on
@@ -139,10 +140,15 @@ class Artifact(BaseModel):
 
     @property
     def manylinux(self) -> str | None:
-        """The lowest manylinux tag that its glibc symbols allow; None where it needs no glibc."""
+        """The lowest manylinux tag that its glibc symbols allow; None where it needs no glibc.
+
+        No tag is below manylinux1's glibc 2.5 (PEP 513), nor on aarch64 below 2.17, its first.
+        """
         if not self.glibc:
             return None
-        return f"manylinux_{self.glibc.replace('.', '_')}_{self.libraries[0].machine}"
+        machine = self.libraries[0].machine
+        needed = max(Version(self.glibc), Version("2.17" if machine == "aarch64" else "2.5"))
+        return f"manylinux_{needed.major}_{needed.minor}_{machine}"
 
 
 def read_artifact(path: Path, cuobjdump: Path | None = None) -> Artifact:

@@ -32,7 +32,7 @@ def machine(tmp_path: Path) -> dict[str, str]:
     (site / "torch-2.10.0+cu128.dist-info").mkdir()
     (site / "torch-2.10.0+cu128.dist-info/METADATA").write_text("Name: torch\nVersion: 2.10.0+cu128\n")
     (site / "torch/lib").mkdir(parents=True)
-    (site / "torch/version.py").write_text("cuda: Optional[str] = '12.8'\n")
+    (site / "torch/version.py").write_text("__version__ = '2.10.0+cu128'\ncuda: Optional[str] = '12.8'\n")
     (site / "torch/lib/libc10.so").write_bytes((FATBINS / "libc10.so").read_bytes())
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()

@@ -38,7 +38,7 @@ def install(venv: Path, name: str, version: str) -> None:
 
 
 def test_an_environment_with_torch(venv: Path) -> None:
-    install(venv, "torch", "2.10.0+cu128")
+    install(venv, "torch", "2.10.0")  # as PyPI's wheels have it
     install(venv, "Some_Thing", "1.0")
     (site(venv) / "broken-1.0.dist-info").mkdir()  # what a killed pip leaves behind
     library = site(venv) / "torch/lib"
@@ -50,13 +50,17 @@ def test_an_environment_with_torch(venv: Path) -> None:
     assert found is not None
     assert found.executable == f"{venv}/bin/python"
     assert found.version == ".".join(map(str, sys.version_info[:3]))
-    assert found.packages == {"torch": "2.10.0+cu128", "some-thing": "1.0"}
+    assert found.packages == {"torch": "2.10.0", "some-thing": "1.0"}
     assert (found.torch, found.torch_cuda) == ("2.10.0+cu128", "12.8")
     assert [p.name for p in found.torch_libraries] == ["libc10.so", "libtorch_cpu.so", "libtorch_cuda.so"]
     (library.parent / "version.py").write_text(VERSION_PY.replace("'12.8'", "None"))
     found = read_environment({**os.environ, "VIRTUAL_ENV": str(venv)})
     assert found is not None
-    assert found.torch_cuda is None
+    assert (found.torch, found.torch_cuda) == ("2.10.0+cu128", None)
+    (library.parent / "version.py").unlink()
+    found = read_environment({**os.environ, "VIRTUAL_ENV": str(venv)})
+    assert found is not None
+    assert found.torch is None
 
 
 def test_which_python(venv: Path, tmp_path: Path) -> None:

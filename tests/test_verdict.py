@@ -120,6 +120,15 @@ def test_another_package_is_built_for_this_gpu_by_pip() -> None:
     )
 
 
+def test_a_library_of_no_package() -> None:
+    artifact = Artifact(path="build/scale.so", libraries=wheel().libraries)
+    case = but(SOUND, gpus=(PRO_6000,), glibc="2.28")
+    assert found(case, artifact, "gpu-without-code").mend.endswith("-gencode arch=compute_120,code=sm_120")
+    assert found(case, artifact, "glibc").mend.startswith("Compile it again here")
+    ours = artifact.model_copy(update={"path": "build/flash_attn_2_cuda.so"})
+    assert found(case, ours, "gpu-without-code").mend == "pybuild build flash-attn --capability 12.0"
+
+
 def test_a_gpu_that_flash_attn_has_no_code_for() -> None:
     case = but(SOUND, gpus=(Gpu(name="Tesla T4", capability="7.5"),))
     assert "scaled_dot_product_attention" in found(case, wheel(), "gpu-without-code").mend

@@ -110,6 +110,17 @@ def test_a_wheel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("machine", "glibc", "tag"),
+    [("x86_64", "2.2.5", "manylinux_2_5_x86_64"), ("x86_64", "2.32", "manylinux_2_32_x86_64"),
+     ("aarch64", "2.4", "manylinux_2_17_aarch64"), ("x86_64", None, None)],
+)  # fmt: skip
+def test_manylinux(machine: str, glibc: str | None, tag: str | None) -> None:
+    artifact = read_artifact(FATBINS / "extension.so")
+    library = artifact.libraries[0].model_copy(update={"machine": machine, "glibc": glibc})
+    assert artifact.model_copy(update={"libraries": (library,)}).manylinux == tag
+
+
+@pytest.mark.parametrize(
     ("file_name", "requires", "torch", "cuda", "abi"),
     [
         ("flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl", [], "2.8", "12", True),
