@@ -83,7 +83,11 @@ toolkits() {
   for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" "$nvcc" /usr/local/cuda-* /usr/local/cuda /opt/cuda-* /opt/cuda \
     /usr/lib/cuda; do
     folder=${folder%/}
-    if [ -x "$folder/bin/nvcc" ] && real=$(cd -P "$folder" && pwd -P); then
+    # nvcc may be a script or a link that stands beside no toolkit (/usr/local/bin/nvcc); conda has the headers in targets.
+    for header in "$folder"/include/cuda_runtime.h "$folder"/targets/*/include/cuda_runtime.h; do
+      [ -f "$header" ] && break
+    done
+    if [ -x "$folder/bin/nvcc" ] && [ -f "$header" ] && real=$(cd -P "$folder" && pwd -P); then
       printf 'PATH=%s\nREAL=%s\n' "$folder" "$real"
       case $seen in
       *":$real:"*) ;;

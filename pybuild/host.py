@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from pybuild.cgroup import Limit, cpu_quota, memory_limits, natural
 from pybuild.errors import PybuildError
 from pybuild.gpu import Gpu, read_driver, read_gpus
 from pybuild.installed import Nix, Python, Toolkit, read_nix, read_nvcc_on_path, read_python, read_toolkits
 from pybuild.machine import Machine, machine_at
-from pybuild.units import KIB
+from pybuild.units import KIB, format_gib
 
 
 class _Facts(BaseModel):
@@ -31,7 +31,7 @@ class Cores(_Facts):
     in cores; each None where it says nothing.
     """
 
-    usable: int
+    usable: PositiveInt
     online: int | None = None
     affinity: int | None = None
     quota: float | None = None
@@ -53,9 +53,9 @@ class Memory(_Facts):
     machine that gets more memory as it uses it, of which only what is there now is counted.
     """
 
-    available: int
+    available: NonNegativeInt
     because: str
-    total: int = 0
+    total: NonNegativeInt = 0
     mem_available: int | None = None
     limits: tuple[Limit, ...] = ()
     swap_total: int = 0
@@ -207,7 +207,10 @@ def read_memory(machine: Machine) -> Memory:
         # A container's /proc/meminfo may be put together from different sources.
         available = min(available, total - huge)
     limits = memory_limits(machine, in_use=total - (available or 0))
-    choices = [(limit.left, f"{limit.path} is {limit.limit}, of which {limit.used} are used") for limit in limits]
+    choices = [
+        (limit.left, f"{limit.path}: {format_gib(limit.limit)}, {format_gib(limit.used)} of them used")
+        for limit in limits
+    ]
     overcommit = natural(machine.text("/proc/sys/vm/overcommit_memory") or "")
     commit_left = None
     if overcommit == 2:
