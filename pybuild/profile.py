@@ -19,7 +19,6 @@ from pybuild.errors import PybuildError
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, MIB
 
-
 # A year, and a TiB: what is above that is no reading of a compile.
 _Seconds = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 _Mib = Annotated[float, Field(ge=0, le=1024**2, allow_inf_nan=False)]
@@ -125,8 +124,8 @@ def _rounds(architectures: Collection[str], threads: int) -> list[list[float]]:
 def scale(one: Curve, architectures: Collection[str], threads: int) -> Curve:
     """The curve of a compile for several architectures, from that for sm_100.
 
-    `threads` of them are compiled at once, the rest after them. The time is that of the slowest at once: with four
-    architectures and threads the measured compiles took 2.07 to 2.53 times the time of sm_100 alone.
+    `threads` of them are compiled at once, the rest after them, drawn as one long spike. The time is the slowest's:
+    with four architectures and threads the measured compiles took 2.07 to 2.53 times the time of sm_100 alone.
     """
     rounds = _rounds(architectures, threads)
     at_once = max(map(len, rounds), default=1)

@@ -140,6 +140,16 @@ class Trials:
         self._runs = [[choices[_FACTORS.index(1.0)] for choices in stretched]]
         self._runs += [list(map(generator.choice, stretched)) for _ in range(runs - 1)]
 
+    def together(self) -> Iterator[int]:
+        """The peak of the first compile, of the first two, and so on, all started at once, in bytes.
+
+        Ascending. In the first run, so many jobs hold no less.
+        """
+        held = 0
+        for memory in self._runs[0]:
+            held += int.from_bytes(memory, "little")
+            yield _highest(held)
+
     def peaks(self, jobs: int) -> Iterator[int]:
         """The peak of each run with `jobs` at once, in bytes."""
         for run in self._runs:
@@ -150,9 +160,14 @@ class Trials:
             for memory in run[jobs:]:
                 work[free[0] % jobs].append(memory)
                 heapreplace(free, free[0] + len(memory) // _LANE * jobs)
-            held = sum(int.from_bytes(b"".join(memory), "little") for memory in work)
-            steps = max(free) // jobs
-            yield MIB * max(struct.unpack(f"<{steps}I", held.to_bytes(steps * _LANE, "little")))
+            yield _highest(sum(int.from_bytes(b"".join(memory), "little") for memory in work))
+
+
+def _highest(held: int) -> int:
+    """The most memory in any step, in bytes."""
+    steps = held.bit_length() // (8 * _LANE) + 1
+    memory: tuple[int, ...] = struct.unpack(f"<{steps}I", held.to_bytes(steps * _LANE, "little"))
+    return MIB * max(memory)
 
 
 def _steps(curve: Curve, steps: int) -> bytes:
