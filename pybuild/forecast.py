@@ -69,11 +69,27 @@ def _complete(known: Mapping[str, Curve], progress: Progress) -> Mapping[str, Cu
 
 
 def pace(progress: Progress, curves: Mapping[str, Curve]) -> float:
-    """Seconds here for a second of `curves`: what the compiles show that have ended, or are overdue."""
+    """Seconds here for a second of `curves`: what the compiles show that have ended, have their spike behind them, or
+    are overdue for either."""
     seen = [(c.elapsed(progress.now), curves[c.name].duration) for c in progress.of("done")]
+    now = []
+    for compile_ in progress.of("running"):
+        curve, elapsed = curves[compile_.name], compile_.elapsed(progress.now)
+        tail = next((time for time, tool in compile_.phases if tool == "ptxas"), None)
+        if tail is None or compile_.began is None:
+            now.append((elapsed, _fall(curve)))
+        else:
+            # Several architectures, one after the other, have several spikes; then the first tells nothing.
+            if len(progress.architectures) <= 1:
+                seen.append((tail - compile_.began, _fall(curve)))
+            now.append((elapsed, curve.duration))
     speed = _ratio(seen)
-    now = [(c.elapsed(progress.now), curves[c.name].duration) for c in progress.of("running")]
-    return _ratio([*seen, *((elapsed, duration) for elapsed, duration in now if elapsed > speed * duration)])
+    return _ratio([*seen, *((elapsed, expected) for elapsed, expected in now if elapsed > speed * expected)])
+
+
+def _fall(curve: Curve) -> float:
+    """Seconds after which less than half of the peak is held, to the end: ptxas follows cicc."""
+    return max(time for time, memory in zip(curve.times, curve.memory, strict=True) if memory > curve.peak / 2)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
@@ -119,15 +135,15 @@ def play(running: Sequence[tuple[Curve, float]], waiting: Sequence[Curve], *, jo
 
 
 def _cells(curve: Curve, cell: float, start: float) -> list[float]:
-    """The highest bytes of `curve` in each cell of time from `start` to its end."""
+    """Bytes of `curve` in the middle of each cell of time from `start` to its end, and at its peak.
+
+    The highest of each cell would be more careful, and lets a build look fuller than it is: 12 % longer at 16 GiB.
+    """
     count = max(1, -int(-(curve.duration - start) // cell))
-    found = [
-        max(curve.at(start + n * cell), curve.at(min(start + (n + 1) * cell, curve.duration))) for n in range(count)
-    ]
-    for time, memory in zip(curve.times, curve.memory, strict=True):
-        if time >= start:
-            index = min(int((time - start) / cell), count - 1)
-            found[index] = max(found[index], memory)
+    found = [curve.at(min(start + (n + 0.5) * cell, curve.duration)) for n in range(count)]
+    peak = curve.times[curve.memory.index(curve.peak)]
+    if peak >= start:
+        found[min(int((peak - start) / cell), count - 1)] = curve.peak
     return found
 
 
