@@ -80,14 +80,18 @@ def levels(machine: Machine, controller: str) -> Iterator[tuple[int, str]]:
     """The folders of this process's cgroups with `controller`, each with its version, from its own up to the topmost
     that is seen.
     """
-    mounts = list(_mounts(machine.text("/proc/self/mountinfo") or ""))
-    for version, path in _groups(machine.text("/proc/self/cgroup") or "", controller):
+    mounts = list(_mounts(machine.text("/proc/self/mountinfo") or "")) or [
+        # Where systemd and Docker put them.
+        _Mount(2, "/", "/sys/fs/cgroup", frozenset()),
+        _Mount(1, "/", f"/sys/fs/cgroup/{controller}", frozenset([controller])),
+    ]
+    paths = dict(_groups(machine.text("/proc/self/cgroup") or "", controller))
+    for version in (1, 2):
         for mount in mounts:
-            if mount.version != version or (version == 1 and controller not in mount.controllers):
-                continue
-            yield from ((version, folder) for folder in _upwards(machine, mount, path))
-            # Further mounts of the same hierarchy (a chroot's, say) show the same cgroups.
-            break
+            if mount.version == version and (version == 2 or controller in mount.controllers):
+                yield from ((version, folder) for folder in _upwards(machine, mount, paths.get(version, "/")))
+                # Further mounts of the same hierarchy (a chroot's, say) show the same cgroups.
+                break
 
 
 def _upwards(machine: Machine, mount: _Mount, path: str) -> Iterator[str]:
@@ -116,7 +120,8 @@ _FILES = {
 def memory_limits(machine: Machine, in_use: int) -> tuple[Limit, ...]:
     """Every limit of memory above this process, from its own cgroup upwards.
 
-    `in_use` is what the whole machine uses: a cgroup whose own usage can't be read is charged with all of it.
+    `in_use` is what the whole machine uses: a cgroup whose own usage can't be read is charged with all of it. A limit
+    that is there and can't be understood leaves nothing.
     """
     found: list[Limit] = []
     for version, folder in levels(machine, "memory"):
@@ -125,14 +130,24 @@ def memory_limits(machine: Machine, in_use: int) -> tuple[Limit, ...]:
         charged = natural(machine.text(f"{folder}/{used}") or "")
         held = in_use if charged is None else charged - min(charged, _reclaimable(version, stat))
         for name in names:
-            limit = natural(machine.text(f"{folder}/{name}") or "")
+            text = machine.text(f"{folder}/{name}")
+            if text is None or _is_unlimited(text):
+                continue
+            limit = natural(text)
             if limit is not None:
                 found.append(Limit(path=f"{folder}/{name}", limit=limit, used=held))
+            else:
+                found.append(Limit(path=f"{folder}/{name}, which says {text.strip()[:40]!r}", limit=0, used=held))
         # v1 says here what cgroups above the topmost that is seen allow.
         above = stat.get("hierarchical_memory_limit") if version == 1 else None
         if above is not None and all(above < limit.limit for limit in found):
             found.append(Limit(path=f"{folder}/memory.stat's hierarchical_memory_limit", limit=above, used=held))
     return tuple(found)
+
+
+def _is_unlimited(text: str) -> bool:
+    text = text.strip()
+    return text in ("max", "-1") or (re.fullmatch(r"[0-9]{1,40}", text, re.ASCII) is not None and natural(text) is None)
 
 
 def _reclaimable(version: int, stat: dict[str, int]) -> int:
@@ -147,7 +162,9 @@ def _reclaimable(version: int, stat: dict[str, int]) -> int:
         1: ("total_active_file", "total_inactive_file", "total_mapped_file", "total_dirty", "total_writeback"),
         2: ("active_file", "inactive_file", "file_mapped", "file_dirty", "file_writeback"),
     }[version]
-    active, inactive, *kept = (stat.get(name, 0) for name in names)
+    if any(name not in stat for name in names):
+        return 0
+    active, inactive, *kept = (stat[name] for name in names)
     return max(0, active + inactive - sum(kept))
 
 

@@ -50,7 +50,7 @@ class Memory(_Facts):
 
     `total` is the machine's. Swap is reported and never counted; `huge_pages` are set aside and not counted.
     `commit_left` is what may still be promised where `overcommit` (vm.overcommit_memory) is 2. `grows` tells of a
-    machine that gets more memory as it uses it, of which only what is there now is counted.
+    machine that may get more memory as it uses it, of which only what is there now is counted.
     """
 
     available: NonNegativeInt
@@ -236,11 +236,14 @@ def read_memory(machine: Machine) -> Memory:
 
 
 def _grows(machine: Machine) -> bool:
-    """Whether the machine is one that gets memory as it uses it.
+    """Whether the machine is one that may get memory as it uses it.
 
     gVisor (its /proc/version is fixed: pkg/sentry/kernel/version.go) shows 2 GiB and more once they are used;
-    virtio-mem and Hyper-V's balloon plug memory into a running guest.
+    virtio-mem and Hyper-V's balloon plug memory into a running guest. How much will come none of them tells the guest.
+    WSL2 has that balloon too, and all of its memory from the start.
     """
+    if "microsoft-standard" in (machine.text("/proc/sys/kernel/osrelease") or ""):
+        return False
     if "#1 SMP Sun Jan 10 15:06:54 PST 2016" in (machine.text("/proc/version") or ""):
         return True
     devices = ("/sys/bus/virtio/drivers/virtio_mem", "/sys/bus/vmbus/drivers/hv_balloon")

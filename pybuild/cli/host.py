@@ -78,11 +78,11 @@ def _rows(host: Host) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "memory", f"{format_gib(memory.available)} available of {format_gib(memory.total)}"
-    yield "", _people(memory.because) or "nothing could be read: no /proc/meminfo"
+    yield "", memory.because or "nothing could be read: no /proc/meminfo"
     for limit in memory.limits:
         yield "limit", f"{format_gib(limit.limit)}, {format_gib(limit.left)} left ({limit.path})"
     if memory.grows:
-        yield "", "this machine gets more memory as it uses it; only what is there now is counted"
+        yield "", "this machine may get more memory as it is used; only what is there now is counted"
     yield "swap", f"{format_gib(memory.swap_total)}, {format_gib(memory.swap_free)} free; never counted"
     if memory.huge_pages:
         yield "huge pages", f"{format_gib(memory.huge_pages)} set aside; never counted"
@@ -119,7 +119,3 @@ def _rows(host: Host) -> Iterator[tuple[str, str]]:
 
 def _because(*parts: str) -> str:
     return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
-
-
-def _people(because: str) -> str:
-    return f"because of {because}" if because else ""
