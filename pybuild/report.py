@@ -330,7 +330,11 @@ def _gantt(report: Report) -> Iterator[str]:
     yield '<div class="gantt">'
     yield f'<div class="head"><span></span><div class="axis">{_x_axis(report)}</div><span></span></div>'
     if report.steps:
-        steps = "".join(_bar(step, report.seconds, "", step.tool) for step in report.steps)
+        # The name of a step that is too short for it is in the tip alone.
+        wide = 0.06 * report.seconds
+        steps = "".join(
+            _bar(step, report.seconds, "", step.tool if step.end - step.start > wide else "") for step in report.steps
+        )
         yield f'<div class="row steps"><span class="name"></span><div class="track">{steps}</div><span></span></div>'
     for kernel in began:
         failed = " failed" if kernel.state == "failed" else ""
