@@ -1,0 +1,100 @@
+"""`pybuild recommend-cores`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from pybuild.cli.machine import Asked, machine_from, machine_options
+from pybuild.cli.options import build_options, spec_from
+from pybuild.profile import Workload, workload
+from pybuild.recommend import core_cap, nvcc_threads, recommend
+from pybuild.simulate import RUNS, Trials
+from pybuild.units import format_gib
+
+
+@click.command(
+    "recommend-cores", epilog="Example: pybuild recommend-cores flash-attn --cores 128 --memory 288GiB --explain"
+)
+@build_options
+@machine_options
+@click.option("--explain", is_flag=True, help="Say on standard error which limit binds, and what one core more does.")
+def command(explain: bool, as_json: bool, **options: Any) -> None:
+    """Print how many compiles of PACKAGE may run at once here: the cores, or fewer where memory would run out.
+
+    The largest number whose memory stays within what is available, less a reserve, in each of 200 simulated runs.
+    """
+    machine = machine_from(options)
+    threads = options.pop("nvcc_threads")
+    spec = spec_from(options)
+    work = workload(spec, threads or nvcc_threads(spec))
+    cores = recommend(work.curves, machine.cores, machine.budget)
+    largest = max(curve.peak for curve in work.curves)
+    if not (explain or work.profile):
+        click.echo(f"pybuild: {_source(work)}", err=True)
+    if largest > machine.budget:
+        click.echo(
+            f"pybuild: one compile alone takes up to {format_gib(largest)}, more than the {format_gib(machine.budget)} "
+            "there are for it: it may run out of memory. Free some, or leave less in --reserve",
+            err=True,
+        )
+    if explain:
+        for line in _explained(work, machine, cores):
+            click.echo(f"pybuild: {line}", err=True)
+    click.echo(json.dumps(_report(work, machine, cores), indent=2) if as_json else cores)
+
+
+def _source(work: Workload) -> str:
+    largest = format_gib(max(curve.peak for curve in work.curves))
+    if work.profile is None:
+        return f"no profile of {work.package}: each compile is taken to hold {largest} all the time"
+    architectures = ", ".join(work.architectures)
+    return (
+        f"profile of {work.profile.name} ({work.profile.compiler}): {len(work.curves)} compiles for {architectures}, "
+        f"{work.threads} nvcc thread{'s'[: work.threads != 1]} each; one takes up to {largest}"
+    )
+
+
+def _explained(work: Workload, machine: Asked, cores: int) -> Iterator[str]:
+    report = _report(work, machine, cores)
+    yield str(machine)
+    yield _source(work)
+    limit = {"cores": "The cores bind, not memory", "memory": "Memory binds, not the cores"}[report["limit"]]
+    yield f"{limit}: {cores} at once hold {format_gib(report['peak_bytes'])} at most in {RUNS} runs"
+    more = report["one_more"]
+    held = f"one core more: {more['cores']} at once hold up to {format_gib(more['peak_bytes'])}"
+    if more["runs_over_budget"]:
+        yield f"{held}, more than the budget in {more['runs_over_budget']} of the runs"
+    else:
+        yield f"{held}, which fits as well"
+    yield f"counting each compile at its peak all the time, {report['safe_at_peak']} would be safe"
+
+
+def _report(work: Workload, machine: Asked, cores: int) -> dict[str, Any]:
+    trials = Trials(work.curves)
+    peak, more = max(trials.peaks(cores)), list(trials.peaks(cores + 1))
+    largest = -int(-max(curve.peak for curve in work.curves) // 1)
+    return {
+        "cores": cores,
+        "limit": "cores" if cores == machine.cores and peak <= machine.budget else "memory",
+        "machine_cores": machine.cores,
+        "available_bytes": machine.available,
+        "available_because": machine.because,
+        "reserve_bytes": machine.reserve,
+        "budget_bytes": machine.budget,
+        "peak_bytes": peak,
+        "one_more": {
+            "cores": cores + 1,
+            "peak_bytes": max(more),
+            "runs_over_budget": sum(held > machine.budget for held in more),
+        },
+        "runs": len(more),
+        "safe_at_peak": core_cap(machine.cores, machine.available, largest, machine.reserve),
+        "package": work.package,
+        "profile": work.profile.name if work.profile else None,
+        "architectures": work.architectures,
+        "nvcc_threads": work.threads,
+    }
