@@ -1,4 +1,4 @@
-"""A simulated build as a picture: memory over time against the limit, as SVG that follows the reader's light or dark."""
+"""A simulated build as a picture: memory over time against the limit, as SVG, light or dark as the reader has it."""
 
 from __future__ import annotations
 
