@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from pybuild.errors import BuildError
+from pybuild.events import Listener, Over, Planned, Said, Step
 from pybuild.fetch import fetch_files
-from pybuild.nix import Nix, outputs
+from pybuild.nix import Nix, derivation_name, outputs
 from pybuild.nixlog import BuildLog
 from pybuild.plan import Plan
-
-_BUILDING = re.compile(r"building '/nix/store/[0-9a-z]{32}-(.+)\.drv'")
-# ninja's line for one compile, as nix's --print-build-logs shows it: `flash-attn> [3/73] nvcc ... -o .../name.o`.
-_COMPILED = re.compile(r"> \[(\d+)/(\d+)\] .* -o \S*?([\w.+-]+)\.o(?:\s|$)")
+from pybuild.schedule import Admission, Failed, realise
 
 
 def fetch_inputs(plan: Plan) -> list[str]:
@@ -28,39 +24,70 @@ def fetch_inputs(plan: Plan) -> list[str]:
     return fetch_files(plan.pins, plan.nix)
 
 
-def run_build(plan: Plan, dist: Path, *, log: TextIO | None = None, say: Callable[[str], None]) -> list[Path]:
-    """Run the plan's command line and copy the wheels it made into `dist`; their paths there.
+def run_build(plan: Plan, dist: Path, admission: Admission, listener: Listener, *, budget: int) -> list[Path]:
+    """Build the plan's kernels, each a derivation, then its wheel; copy the wheels into `dist`; their paths there.
 
-    `log` gets every line that nix says, `say` the few that a person wants. Raises BuildError, with the end of the
-    failing derivation's log, where nix fails. However it ends, no process is left.
+    `listener` is told what happens, with times from this moment. Raises BuildError, with the end of the log of what
+    failed. However it ends, no process is left, and what was compiled stays in the store.
     """
-    started = time.monotonic()
-    record = BuildLog()
-    with plan.nix.popen(plan.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout and process.stderr
-        for raw in process.stderr:
-            line = raw.decode(errors="replace").rstrip("\n")
-            if log:
-                log.write(line + "\n")
-            record.feed(line)
-            if shown := progress_of(line):
-                say(shown)
-        built = process.stdout.read().decode()
-        status = process.wait()
-    if status != 0:
-        raise plan.nix.explain_failure(record, doing=f"building {plan.spec.package}")
-    wheels = copy_wheels(plan.nix, outputs(built)["out"], dist)
-    say(f"built in {(time.monotonic() - started) / 60:.1f} minutes")
+    start = time.monotonic()
+
+    def now() -> float:
+        return time.monotonic() - start
+
+    try:
+        kernels = plan.kernels()
+        valid = plan.nix.is_valid(kernel.output for kernel in kernels)
+        missing = [kernel for kernel in kernels if not valid[kernel.output]]
+        names = tuple(kernel.name for kernel in kernels)
+        present = tuple(kernel.name for kernel in kernels if valid[kernel.output])
+        listener(Planned(now(), plan.spec.package, names, present, plan.cores, budget))
+        if missing:
+            listener(Step(now(), "inputs"))
+            _run(plan, plan.inputs_argv, listener, now, doing="preparing the toolkit and torch")
+            listener(Step(now(), "compile"))
+            failed = realise(plan, missing, admission, listener, clock=now)
+            if failed:
+                raise _explain(plan, failed, len(kernels))
+        listener(Step(now(), "link"))
+        built = _run(plan, plan.argv, listener, now, doing=f"building {plan.spec.package}")
+        wheels = copy_wheels(plan.nix, outputs(built)["out"], dist)
+    except BuildError as error:
+        listener(Over(now(), error=str(error)))
+        raise
+    listener(Over(now(), wheels=tuple(str(wheel) for wheel in wheels)))
     return wheels
 
 
-def progress_of(line: str) -> str | None:
-    """What a person wants to know of one line of nix's: a derivation begins, a compile is done. None for the rest."""
-    if match := _COMPILED.search(line):
-        return f"  {match[1]} of {match[2]} compiled: {match[3]}"
-    if match := _BUILDING.search(line):
-        return f"building {match[1]}"
-    return None
+def _run(plan: Plan, argv: Sequence[str], listener: Listener, now: Callable[[], float], *, doing: str) -> str:
+    """Standard output of one nix, whose every line the listener is told."""
+    record = BuildLog()
+    with plan.nix.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        for raw in process.stderr:
+            line = raw.decode(errors="replace").rstrip("\n")
+            record.feed(line)
+            listener(Said(now(), line))
+        printed = process.stdout.read().decode()
+        status = process.wait()
+    if status != 0:
+        raise plan.nix.explain_failure(record, doing=doing)
+    return printed
+
+
+def _explain(plan: Plan, failed: Sequence[Failed], of: int) -> BuildError:
+    """One error for all kernels that failed: each with the end of its log, and what to do."""
+    errors = []
+    for failure in failed:
+        record = BuildLog()
+        for line in failure.said.splitlines():
+            record.feed(line)
+        errors.append(plan.nix.explain_failure(record, doing=f"compiling {failure.kernel.name}"))
+    names = ", ".join(failure.kernel.name for failure in failed)
+    what = "\n".join(error.what for error in errors)
+    remedies = list(dict.fromkeys(error.remedy for error in errors if error.remedy))
+    again = "The others are in the store; the same command again compiles only what failed."
+    return BuildError(f"{len(failed)} of {of} kernels failed: {names}\n{what}", "\n".join([*remedies, again]))
 
 
 def copy_wheels(nix: Nix, store_path: str, dist: Path) -> list[Path]:
@@ -72,5 +99,7 @@ def copy_wheels(nix: Nix, store_path: str, dist: Path) -> list[Path]:
         shutil.copyfile(wheel, draft)
         copied.append(draft.replace(dist / wheel.name))
     if not copied:
-        raise BuildError(f"{store_path} holds no wheel", "Please report this: the build said that it succeeded.")
+        raise BuildError(
+            f"{derivation_name(store_path)} holds no wheel", "Please report this: the build said that it succeeded."
+        )
     return copied

@@ -21,7 +21,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 import psutil
 
@@ -114,7 +114,7 @@ class Nix:
         for name, path in (overrides or {}).items():
             argv += ["--override-input", name, f"path:{path}"]
         argv += SANDBOX
-        argv += host_options(sandbox_paths) if sandbox_paths else NETWORK
+        argv += [*host_options(sandbox_paths), "--offline"] if sandbox_paths else NETWORK
         return [*argv, *extra]
 
     def build_argv(
@@ -146,6 +146,14 @@ class Nix:
                 *extra,
             ],
         )
+
+    def realise_argv(self, derivation: str, *, cores: int, sandbox_paths: Sequence[str] = ()) -> list[str]:
+        """The command line that builds one derivation of the store; for the arguments see `flake_argv`."""
+        argv = [*self.nix_store, *self.store.options, "--realise", derivation, "--max-jobs", "1", "--cores", str(cores)]
+        argv += SANDBOX
+        # nix-store has no --offline.
+        argv += [*host_options(sandbox_paths), "--option", "substitute", "false"] if sandbox_paths else NETWORK
+        return argv
 
     # Store
 
@@ -234,7 +242,7 @@ class Nix:
         """
         if not log.failures:
             said = [message.text for message in (*log.errors, *log.warnings)]
-            return BuildError(f"{doing}: {first_error(log)}", _cause(said) or "")
+            return BuildError(f"{doing}: {first_error(log)}", _remedy(said))
         failure = log.failures[0]
         # `nix log` asks the caches before the store that has it, and --offline doesn't keep it from that.
         show = self.command("log", failure.derivation, "--option", "substituters", "")
@@ -244,7 +252,7 @@ class Nix:
             # nix's own builders (fetchurl) log in its format for programs.
             lines = [strip_ansi(text) for text in shown.stdout.splitlines() if not text.startswith("@nix ")]
             tail = lines[-TAIL_LINES:]
-        cause = _cause([failure.how, *tail, *(warning.text for warning in log.warnings)])
+        cause = _remedy([failure.how, *tail, *(warning.text for warning in log.warnings)])
         what = [f"{derivation_name(failure.derivation)}: {failure.how}"]
         if tail:
             what += ["The end of its log:", *(f"  {line}" for line in tail)]
@@ -296,14 +304,13 @@ def shell_line(argv: Sequence[str]) -> str:
 
 
 def host_options(sandbox_paths: Sequence[str]) -> list[str]:
-    """Options of a build with these paths of this machine in the sandbox, from the store alone."""
+    """Options of a build with these paths of this machine in the sandbox."""
     return [
         # Not extra-sandbox-paths: Debian 13's nix puts a /bin/sh of its own into the sandbox, which fails where
         # /bin is asked for as well.
         *("--option", "sandbox-paths", " ".join(sandbox_paths)),
         # No other machine has these paths, and no cache has a build that depends on them.
         *("--option", "builders", ""),
-        "--offline",
     ]
 
 
@@ -541,32 +548,56 @@ def _namespaces_remedy() -> str:
 
 # Failures
 
-# What nix, a compiler or a linker says, and what to do about it; the first that matches counts.
+
+class Cause(NamedTuple):
+    """A known cause of failed builds: what nix, a compiler or a linker `says` (a regular expression), the remedy."""
+
+    name: Literal["disk", "memory", "hash", "trust", "namespaces", "network", "header", "compiler"]
+    says: str
+    remedy: str
+
+
+# The first that matches counts.
 _CAUSES = (
-    (
+    Cause(
+        "disk",
         # The last is what SQLite says where nix's database finds no room.
         r"No space left on device|database or disk is full|Disk quota exceeded|disk I/O error",
         "The disk is full: free space where the store is, and where TMPDIR is (/tmp), in which nix builds.",
     ),
-    (
+    Cause(
+        "memory",
         r"failed due to signal 9|died due to signal 9|Killed signal terminated program|: Killed\b|^Killed$"
         r"|Cannot allocate memory|std::bad_alloc|virtual memory exhausted",
         "Something killed a process, most likely the kernel for want of memory: fewer --cores, "
         "as many as `pybuild recommend-cores` says.",
     ),
-    (
+    Cause(
+        "hash",
         r"hash mismatch in fixed-output derivation",
         "A file is not the one that was pinned: the index that served it has another one, or something on "
         "the way changed it. Nothing of it was kept.",
     ),
-    (
+    Cause(
+        "trust",
         r"ignoring the \S+ setting 'sandbox-paths'",
         "nix's daemon doesn't trust this user: add it to trusted-users in /etc/nix/nix.conf and restart nix-daemon.",
     ),
-    (_NO_NAMESPACES, None),
-    (
+    Cause("namespaces", _NO_NAMESPACES, ""),
+    Cause(
+        "network",
         r"unable to download|Could(?:n't| not) resolve host|Failed to connect|Network is unreachable",
         "The network, or a cache that nix.conf names, doesn't answer.",
+    ),
+    Cause(
+        "header",
+        r"fatal error: \S+: No such file or directory",
+        "A header is missing: it is of a package that is not among the build's inputs, or of a newer version of one.",
+    ),
+    Cause(
+        "compiler",
+        r"^\S+[(:]\d+[):].*\berror\b|^\S*(?:ptxas|nvcc|cicc) (?:fatal|error)\b|^(?:cc1plus|collect2|ld): .*error",
+        "The compiler refuses this source: the first line with `error` in it says why, those after it follow from it.",
     ),
 )
 
@@ -581,13 +612,18 @@ def _in_short(log: BuildLog) -> str:
     return re.split(r"[;\n]", first_error(log))[0]
 
 
-def _cause(texts: Iterable[str]) -> str | None:
-    """What to do about the first known cause that these texts name."""
+def known_cause(texts: Iterable[str]) -> Cause | None:
+    """The first known cause that these texts of a failed build name; its remedy is that for this machine."""
     joined = "\n".join(texts)
-    for pattern, remedy in _CAUSES:
-        if re.search(pattern, joined, re.MULTILINE):
-            return remedy or _namespaces_remedy()
+    for cause in _CAUSES:
+        if re.search(cause.says, joined, re.MULTILINE):
+            return cause if cause.remedy else cause._replace(remedy=_namespaces_remedy())
     return None
+
+
+def _remedy(texts: Iterable[str]) -> str:
+    cause = known_cause(texts)
+    return cause.remedy if cause else ""
 
 
 # Ending

@@ -1,7 +1,8 @@
-"""From what was asked for and what this machine has to one nix command line."""
+"""From what was asked for and what this machine has to nix's command lines."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +19,78 @@ PACKAGES = ("flash-attn",)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One build: the nix that does it, the pinned files it needs in the store, and its command line.
+class Kernel:
+    """One source of a package: its derivation, and the store path of its object."""
 
-    `argv` is what `pybuild command` prints and `pybuild build` runs.
+    name: str
+    derivation: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One build: the nix that does it, the pinned files it needs in the store, and how nix is called for it.
+
+    `cores` is how many kernels are compiled at once by `argv`, which is what `pybuild command` prints and what
+    `pybuild build` runs in the end.
     """
 
     spec: BuildSpec
     nix: Nix
     pins: tuple[Pin, ...]
-    argv: tuple[str, ...]
+    cores: int
+    flake: Path
+    overrides: Mapping[str, Path]
+    sandbox_paths: tuple[str, ...]
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line that makes the wheel: a derivation a kernel, and upstream's setup.py over their objects."""
+        return self.nix.build_argv(
+            f"path:{self.flake}",
+            f"{self.spec.package}.fromObjects",
+            cores=len(self.spec.architectures),
+            max_jobs=self.cores,
+            overrides=self.overrides,
+            sandbox_paths=self.sandbox_paths,
+            extra=["--print-build-logs"],
+        )
+
+    @property
+    def inputs_argv(self) -> list[str]:
+        """The command line that builds what every kernel needs: the toolkit, torch's headers, the sources."""
+        return self.nix.build_argv(
+            f"path:{self.flake}",
+            f"{self.spec.package}.inputs",
+            cores=self.cores,
+            max_jobs=self.cores,
+            overrides=self.overrides,
+            sandbox_paths=self.sandbox_paths,
+            extra=["--print-build-logs"],
+        )
 
     def missing(self) -> list[Pin]:
         """The pins that the store does not have yet."""
         valid = self.nix.is_valid(store_path(pin) for pin in self.pins)
         return [pin for pin in self.pins if not valid[store_path(pin)]]
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the build, as nix evaluates them. Raises BuildError where it can't."""
+        apply = "builtins.mapAttrs (name: object: { derivation = object.drvPath; output = object.outPath; })"
+        argv = self.nix.flake_argv(
+            "eval",
+            f"path:{self.flake}#{self.spec.package}.objects",
+            overrides=self.overrides,
+            sandbox_paths=self.sandbox_paths,
+            extra=["--json", "--apply", apply],
+        )
+        found = json.loads(self.nix.run(argv, doing=f"evaluating {self.spec.package}"))
+        return [Kernel(name, **paths) for name, paths in sorted(found.items())]
+
+    def realise_argv(self, derivation: str) -> list[str]:
+        """The command line that builds one derivation, with as many cores as there are architectures."""
+        cores = len(self.spec.architectures)
+        return self.nix.realise_argv(derivation, cores=cores, sandbox_paths=self.sandbox_paths)
 
 
 def make_plan(
@@ -47,17 +105,15 @@ def make_plan(
     if spec.package not in PACKAGES:
         raise PybuildError(f"no package {spec.package!r}", f"pybuild builds: {', '.join(PACKAGES)}.")
     facts = read_facts(spec, environ, cuda_home=cuda_home)
-    found = find_nix(nix, environ)
-    argv = found.build_argv(
-        f"path:{stage_flake()}",
-        spec.package,
+    return Plan(
+        spec=spec,
+        nix=find_nix(nix, environ),
+        pins=pins_of(spec, facts),
         cores=cores,
-        max_jobs=1,
+        flake=stage_flake(),
         overrides={"nixpkgs": stage_hostpkgs(facts)},
-        sandbox_paths=[str(path) for path in facts.sandbox_paths],
-        extra=["--print-build-logs"],
+        sandbox_paths=tuple(str(path) for path in facts.sandbox_paths),
     )
-    return Plan(spec, found, pins_of(spec, facts), tuple(argv))
 
 
 def pins_of(spec: BuildSpec, facts: Facts) -> tuple[Pin, ...]:

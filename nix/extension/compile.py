@@ -7,9 +7,10 @@
 object is taken over, if the flags are the same; if they are not, that is an error that shows the difference. Otherwise
 it compiles, under PYBUILD_LAUNCHER (pybuild's gate) where that is set.
 
-What made two compiles of one source differ, and is evened out here (nvcc 13.0, issue 6): nvcc names its temporary files
-after its process id, and the name is in the object, so it gets --keep and a folder of the object's own; and headers are
-named by the way that they were found, so store paths behind links are resolved.
+What made two compiles of one source differ, and is evened out here (nvcc 13.0): nvcc names its temporary files after
+its process id, and the name is in the object, so it gets --keep and a folder of the object's own; names of internal
+symbols hold the process id and the source's date, so it gets --frandom-seed; and headers are named by the way that they
+were found, so store paths behind links are resolved.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ def compile_once(compiler: str, arguments: list[str]) -> int:
     command = [compiler, *resolved(arguments)]
     keep = None
     if Path(compiler).name == "nvcc":
-        keep = Path(os.environ["NIX_BUILD_TOP"]) / "nvcc-keep" / Path(value_of("-o", arguments) or "a.out").name
+        name = Path(value_of("-o", arguments) or "a.out").name
+        keep = Path(os.environ["NIX_BUILD_TOP"]) / "nvcc-keep" / name
         keep.mkdir(parents=True, exist_ok=True)
-        command += ["--keep", "--keep-dir", str(keep)]
+        command += ["--keep", "--keep-dir", str(keep), "--frandom-seed", name]
     launcher = os.environ.get("PYBUILD_LAUNCHER", "").split()
     status = subprocess.run([*launcher, *command], check=False).returncode
     if keep:

@@ -57,11 +57,13 @@ let
     ]) (lib.filter (architecture: lib.elem architecture architectures) supported);
   };
 
+  sources = callPackage ./sources.nix { inherit version src; };
+
   objectOf =
     source: flags:
     compileObject {
       inherit root source flags;
-      sources = callPackage ./sources.nix { inherit version src; };
+      inherit sources;
       includes = [
         "csrc/flash_attn"
         "csrc/flash_attn/src"
@@ -139,6 +141,10 @@ let
 
         passthru = {
           inherit cudaCapabilities selection objects;
+          inputs = callPackage ../extension/inputs.nix { } {
+            name = "flash-attn";
+            inherit sources;
+          };
           # The same wheel, made of an object a derivation.
           fromObjects = wheel (builtins.attrValues objects);
         };

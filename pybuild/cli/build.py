@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from pybuild.build import fetch_inputs, run_build
 from pybuild.cli.options import build_options, plan_options, planned
+from pybuild.events import Event, Reading, Said
+from pybuild.schedule import Fixed
 
 
 @click.command(epilog="Example: pybuild build flash-attn --release cu130 --head-dim 64 --dtype bf16")
@@ -21,14 +23,18 @@ from pybuild.cli.options import build_options, plan_options, planned
     show_default=True,
     help="Where the wheel goes.",
 )
-@click.option("--log", type=click.File("w", lazy=True), help="Keep all that nix says in this file.")
-def command(dist: Path, log: TextIO | None, **options: Any) -> None:
+def command(dist: Path, **options: Any) -> None:
     """Build PACKAGE (flash-attn) and print the wheel's path.
 
-    Fetches what is not in the store yet, then runs the line that `pybuild command` prints. What was built before is
-    not built again.
+    Fetches what is not in the store yet, compiles the kernels that are not there, and runs the line that `pybuild
+    command` prints. What was finished is never lost: the same command goes on where it was stopped.
     """
     plan = planned(options)
     fetch_inputs(plan)
-    for wheel in run_build(plan, dist, log=log, say=lambda line: click.echo(line, err=True)):
+    for wheel in run_build(plan, dist, Fixed(plan.cores), _show, budget=0):
         click.echo(wheel)
+
+
+def _show(event: Event) -> None:
+    if not isinstance(event, Reading | Said):
+        click.echo(event, err=True)

@@ -63,8 +63,11 @@ def spec_from(options: dict[str, Any]) -> BuildSpec:
 def planned(options: dict[str, Any]) -> Plan:
     """The plan for the options of `build_options` and `plan_options`."""
     from pybuild.plan import make_plan
-    from pybuild.recommend import recommended_cores
 
     spec = spec_from(options)
-    cores = options["cores"] or recommended_cores(spec)
+    cores = options["cores"]
+    if cores is None:
+        from pybuild.recommend import recommended_cores
+
+        cores = recommended_cores(spec)
     return make_plan(spec, os.environ, cores=cores, nix=options["nix"], cuda_home=options["cuda_home"])
