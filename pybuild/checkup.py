@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -10,12 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pybuild.caches import CachedTorchWheel, cached_wheels, torch_wheels
-from pybuild.doctor import Case
+from pybuild.capability import FLASH_ATTN
+from pybuild.doctor import Case, Forecast
 from pybuild.errors import PybuildError
 from pybuild.host import Host, read_host
 from pybuild.leftovers import find_leftovers, read_processes
-from pybuild.nix import FREE_NEEDED, find_nix
+from pybuild.nix import FREE_NEEDED, GET_NIX, OLDEST, find_nix
+from pybuild.profile import workload
+from pybuild.recommend import recommend, reserve_of
 from pybuild.release import load_release
+from pybuild.simulate import simulate
 from pybuild.spec import RELEASES, BuildSpec
 from pybuild.venv import Environment, read_environment
 from pybuild.wheel import Artifact, missing_symbols
@@ -49,14 +54,60 @@ def examine(spec: BuildSpec, environ: Mapping[str, str], *, for_build: bool = Tr
             releases={name: (release.cuda, release.torch) for name, release in releases.items()},
             environ=environ,
             environment=environment.result(),
-            compilers=compilers.result() if compilers else {},
+            compilers=compilers.result() if compilers else None,
             glibc=(os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None,
             store_needs=FREE_NEEDED,
+            forecast=lambda archs, threads, jobs: forecast(host.result(), archs, threads, jobs),
             no_nix=nix.result() if nix else None,
             leftovers=tuple(find_leftovers(read_processes())) if for_build else (),
             cached=cached.result() if cached else (),
             user=os.geteuid(),
         )
+
+
+def examine_host(spec: BuildSpec, host: Host) -> Case:
+    """The case of another machine, or a saved one, as far as a `Host` tells.
+
+    Its environment variables, packages, compilers, processes and caches are not known, and not judged.
+    """
+    releases = {name: load_release(name) for name in RELEASES}
+    python = host.python
+    too_old = host.nix and _version(host.nix.version) < OLDEST
+    return Case(
+        spec=spec,
+        host=host,
+        cuda=releases[spec.release].cuda,
+        torch=releases[spec.release].torch,
+        releases={name: (release.cuda, release.torch) for name, release in releases.items()},
+        environment=Environment(
+            executable=python.executable, version=python.version, torch=python.torch, torch_cuda=python.torch_cuda
+        )
+        if python
+        else None,
+        store_needs=FREE_NEEDED,
+        forecast=lambda archs, threads, jobs: forecast(host, archs, threads, jobs),
+        no_nix=(f"nix is version {host.nix.version if host.nix else ''}; pybuild needs 2.8 or newer", GET_NIX)
+        if too_old
+        else None
+        if host.nix
+        else ("nix is not on PATH there", GET_NIX),
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,6}", text)[:2])
+
+
+def forecast(host: Host, archs: tuple[str, ...], threads: int, jobs: int) -> Forecast:
+    """What upstream's build takes on `host`: the peak of `jobs` at once, and how many pybuild would recommend.
+
+    Architectures that upstream drops count for nothing; with none left it compiles for one of nvcc's own choice.
+    """
+    known = [c for c in FLASH_ATTN if c.replace(".", "") in archs]
+    work = workload(BuildSpec(capabilities=tuple(known or ["10.0"])), threads)
+    cores, available = host.cores.usable, host.memory.available
+    peak = simulate(work.curves, min(jobs, len(work.curves)), cores=cores, threads=work.busy).peak
+    return Forecast(peak=int(peak), fit=recommend(work.curves, cores, available - reserve_of(available)))
 
 
 def _host(environ: Mapping[str, str]) -> Host:

@@ -49,13 +49,21 @@ class Finding(BaseModel):
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """What a number of jobs would take: their peak in bytes, and how many jobs fit this machine."""
+
+    peak: int
+    fit: int
+
+
+@dataclass(frozen=True)
 class Case:
     """What doctor judges: a build, and the machine that is to make or use it.
 
     `cuda` and `torch` are the release's, `releases` those of all releases. `compilers` maps commands (`g++`,
-    `g++-13`) to their versions, the one that builds use first. `jobs_that_fit` is how many compiles of upstream's
-    build fit at once, given its architectures and threads. `no_nix` is what finding nix said where it failed, and
-    the remedy.
+    `g++-13`) to their versions, the one that builds use first; None where nobody looked. `forecast` tells what
+    upstream's build takes, for its architectures (`100`), threads and jobs. `no_nix` is what finding nix said where
+    it failed, and the remedy.
     """
 
     spec: BuildSpec
@@ -65,10 +73,10 @@ class Case:
     releases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     environment: Environment | None = None
-    compilers: Mapping[str, str] = field(default_factory=dict)
+    compilers: Mapping[str, str] | None = None
     glibc: str | None = None
     peak_of_one: int = 7 * GIB
-    jobs_that_fit: Callable[[tuple[str, ...], int], int] | None = None
+    forecast: Callable[[tuple[str, ...], int, int], Forecast] | None = None
     store_needs: int = 0
     no_nix: tuple[str, str] | None = None
     leftovers: tuple[Leftover, ...] = ()
@@ -382,7 +390,7 @@ def host_compiler(case: Case) -> Iterator[Finding]:
     environment = case.environment
     chosen = _torchs_toolkit(case)
     cuda = chosen.version if chosen and chosen.version else case.cuda
-    if environment is None or environment.torch is None:
+    if environment is None or environment.torch is None or case.compilers is None:
         return
     highest = highest_gcc(cuda)
     versions = {command: int(m[0]) for command, v in case.compilers.items() if (m := re.match(r"[0-9]{1,3}", v))}
@@ -425,7 +433,7 @@ BUILD_TOOLS = ("packaging", "wheel", "ninja", "psutil", "setuptools")
 def build_tools(case: Case) -> Iterator[Finding]:
     """Packages that an environment needs which is to build without isolation."""
     environment = case.environment
-    if environment is None or environment.torch is None:
+    if environment is None or environment.torch is None or environment.packages is None:
         return
     missing = [name for name in BUILD_TOOLS if name not in environment.packages]
     if not missing:
@@ -448,7 +456,7 @@ def build_tools(case: Case) -> Iterator[Finding]:
 
 def _installer(environment: Environment) -> str:
     """How packages get into it: venvs that uv made have no pip."""
-    if "pip" in environment.packages:
+    if "pip" in (environment.packages or ()):
         return f"{shlex.quote(environment.executable)} -m pip install"
     return f"uv pip install --python {shlex.quote(environment.executable)}"
 
@@ -480,8 +488,9 @@ def torch_of_release(case: Case) -> Iterator[Finding]:
 
 
 def _threads(case: Case) -> int | None:
+    """nvcc's threads in upstream's build; None where NVCC_THREADS is no number, which nvcc refuses itself."""
     text = case.environ.get("NVCC_THREADS") or "4"
-    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII) else None
 
 
 def upstream_jobs(cores: int, available: int) -> int:
@@ -492,10 +501,12 @@ def upstream_jobs(cores: int, available: int) -> int:
 def max_jobs(case: Case) -> Iterator[Finding]:
     """MAX_JOBS, or upstream's own choice where it is not set, higher than what fits."""
     environment, host, threads = case.environment, case.host, _threads(case)
-    if case.jobs_that_fit is None or threads is None or case.spec.package != "flash-attn":
+    if case.forecast is None or threads is None or case.spec.package != "flash-attn":
         return
     text = case.environ.get("MAX_JOBS", "")
-    if text and not (text.isascii() and text.isdigit()):
+    if not text and (environment is None or environment.torch is None):
+        return
+    if text and not re.fullmatch(r"[1-9][0-9]{0,5}", text, re.ASCII):
         yield Finding(
             code="max-jobs-not-a-number",
             breaks="pip install",
@@ -504,23 +515,21 @@ def max_jobs(case: Case) -> Iterator[Finding]:
             mend="unset MAX_JOBS",
         )
         return
-    if not text and (environment is None or environment.torch is None):
-        return
     archs = _archs(case)
     free = host.memory.available if host.memory.mem_available is None else host.memory.mem_available
     jobs = int(text) if text else upstream_jobs(host.cores.online or host.cores.usable, free)
-    fit = case.jobs_that_fit(archs, threads)
-    if jobs <= fit:
+    forecast = case.forecast(archs, threads, jobs)
+    if forecast.peak <= host.memory.available:
         return
     which = f"MAX_JOBS={jobs}" if text else f"MAX_JOBS is not set; flash-attn's setup.py takes {jobs} on this machine"
     yield Finding(
         code="max-jobs",
         breaks="pip install",
-        seen=f"{which}, for architectures {';'.join(archs)} with NVCC_THREADS={threads}; "
-        f"{format_gib(host.memory.available)} of memory are available, and {fit} fit",
+        seen=f"{which}, for architectures {';'.join(archs)} with NVCC_THREADS={threads}: {format_gib(forecast.peak)} "
+        f"at the peak, and {format_gib(host.memory.available)} are available; {forecast.fit} fit",
         why="The jobs' spikes of memory come together; the kernel kills a compiler, and the build ends with it.",
         mend=f"pybuild run -- pip install --no-build-isolation {case.spec.package}\n"
-        f"export MAX_JOBS={fit}  # without pybuild, slower",
+        f"export MAX_JOBS={forecast.fit}  # without pybuild, slower",
     )
 
 

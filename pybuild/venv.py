@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -31,15 +31,15 @@ _TORCH_LIBRARY = re.compile(r"lib(torch|c10)\w*\.so")
 class Environment:
     """A Python environment.
 
-    `packages` are installed distributions by normalised name, with their versions. `torch` is torch's full version
-    (`2.10.0+cu128`) and `torch_cuda` the CUDA that it was compiled with, None where it is compiled without;
-    `torch_libraries` are the files that an extension is linked with at import.
+    `packages` are installed distributions by normalised name, with their versions; None where nobody looked.
+    `torch` is torch's full version (`2.10.0+cu128`) and `torch_cuda` the CUDA that it was compiled with, None where
+    it is compiled without; `torch_libraries` are the files that an extension is linked with at import.
     """
 
     executable: str
     version: str
     free_threaded: bool = False
-    packages: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] | None = None
     torch: str | None = None
     torch_cuda: str | None = None
     torch_libraries: tuple[Path, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybuild import doctor
+from pybuild import checkup, doctor
 from pybuild.caches import CachedTorchWheel, CachedWheel
 from pybuild.cgroup import Limit
-from pybuild.doctor import Case, Finding, findings, upstream_jobs, would_fail
+from pybuild.doctor import Case, Finding, Forecast, findings, upstream_jobs, would_fail
 from pybuild.gpu import Gpu
 from pybuild.host import Cores, Disk, Host, Memory
 from pybuild.installed import Toolkit
@@ -67,7 +68,7 @@ SOUND = Case(
     compilers={"g++": "13.3.0", "g++-12": "12.2.0"},
     environment=VENV,
     glibc="2.39",
-    jobs_that_fit=lambda archs, threads: 32,
+    forecast=lambda archs, threads, jobs: Forecast(peak=jobs * 9 * GIB, fit=8),
     store_needs=20 * GIB,
 )
 
@@ -103,7 +104,7 @@ def test_an_empty_case_has_no_findings() -> None:
 
 
 def test_what_breaks_comes_first() -> None:
-    case = but(SOUND, toolkits=(), memory=memory(GIB, 0), jobs_that_fit=None, disk=Disk(path="/", free=0))
+    case = but(SOUND, toolkits=(), memory=memory(GIB, 0), forecast=None, disk=Disk(path="/", free=0))
     assert codes(case) == ["nvcc-missing", "disk", "no-swap"]
     assert would_fail(findings(case))
 
@@ -344,23 +345,23 @@ def test_packages_are_installed_with_what_the_environment_has() -> None:
 
 
 def test_max_jobs_that_does_not_fit() -> None:
-    asked: list[tuple[tuple[str, ...], int]] = []
+    asked: list[tuple[tuple[str, ...], int, int]] = []
 
-    def fit(archs: tuple[str, ...], threads: int) -> int:
-        asked.append((archs, threads))
-        return 8
+    def forecast(archs: tuple[str, ...], threads: int, jobs: int) -> Forecast:
+        asked.append((archs, threads, jobs))
+        return Forecast(peak=jobs * 11 * GIB, fit=8)
 
-    case = but(SOUND, environ={"MAX_JOBS": "32"}, jobs_that_fit=fit)
+    case = but(SOUND, environ={"MAX_JOBS": "32"}, forecast=forecast)
     finding = found(case, "max-jobs")
     assert finding.breaks == "pip install"
     assert "MAX_JOBS=32, for architectures 80;90;100;120 with NVCC_THREADS=4" in finding.seen
-    assert "288.0 GiB" in finding.seen
+    assert "352.0 GiB at the peak, and 288.0 GiB are available; 8 fit" in finding.seen
     assert "pybuild run -- pip install --no-build-isolation flash-attn" in finding.mend
     assert "export MAX_JOBS=8" in finding.mend
-    assert asked == [(("80", "90", "100", "120"), 4)]
+    assert asked == [(("80", "90", "100", "120"), 4, 32)]
     assert "max-jobs" not in codes(but(case, environ={"MAX_JOBS": "8"}))
     codes(but(case, environ={"MAX_JOBS": "9", "FLASH_ATTN_CUDA_ARCHS": "100", "NVCC_THREADS": "1"}))
-    assert asked[-1] == (("100",), 1)
+    assert asked[-1] == (("100",), 1, 9)
 
 
 def test_the_jobs_that_upstream_chooses_do_not_fit() -> None:
@@ -368,8 +369,23 @@ def test_the_jobs_that_upstream_chooses_do_not_fit() -> None:
     assert upstream_jobs(128, 288 * GIB) == 32
     assert upstream_jobs(16, 288 * GIB) == 8
     assert upstream_jobs(1, 1 * GIB) == 1
-    finding = found(but(SOUND, jobs_that_fit=lambda archs, threads: 8), "max-jobs")
-    assert "MAX_JOBS is not set; flash-attn's setup.py takes 32 on this machine" in finding.seen
+    case = but(SOUND, forecast=lambda archs, threads, jobs: Forecast(peak=368 * GIB, fit=8))
+    assert "MAX_JOBS is not set; flash-attn's setup.py takes 32 on this machine" in found(case, "max-jobs").seen
+    # Without torch here, nobody builds by hand.
+    assert "max-jobs" not in codes(but(case, environment=None))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gib", "cores", "fits"),
+    [("128", 288, 128, False), ("64", 288, 128, False), ("32", 288, 128, False), ("", 288, 128, False),
+     ("8", 288, 128, True), ("48", 432, 128, False), ("20", 432, 128, True)],
+)  # fmt: skip
+def test_what_happened_to_real_people(jobs: str, gib: int, cores: int, fits: bool) -> None:
+    """DESIGN.md's table, with upstream's four architectures and threads, and the profile that pybuild ships."""
+    host = HOST.model_copy(update={"memory": memory(gib * GIB), "cores": Cores(usable=cores, online=cores)})
+    case = but(SOUND, environ={"MAX_JOBS": jobs} if jobs else {}, forecast=partial(checkup.forecast, host))
+    case = replace(case, host=host)
+    assert ("max-jobs" not in codes(case)) is fits
 
 
 def test_max_jobs_that_is_no_number() -> None:
@@ -510,7 +526,7 @@ cases = st.builds(
     compilers=st.dictionaries(texts, texts | st.just("12.2.0")),
     environment=st.none() | st.builds(Environment, texts, st.just("3.12.1"), torch=st.none() | texts,
                                       torch_cuda=st.none() | versions),
-    jobs_that_fit=st.just(lambda archs, threads: 3),
+    forecast=st.just(lambda archs, threads, jobs: Forecast(peak=3 * GIB, fit=3)),
 )  # fmt: skip
 
 

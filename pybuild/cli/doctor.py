@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from pybuild.capability import Capability, runs_on
-from pybuild.checkup import examine, missing_for
+from pybuild.checkup import examine, examine_host, missing_for
+from pybuild.cli.host import host_from_options, host_options
 from pybuild.cli.options import build_options, spec_from
 from pybuild.doctor import Case, Finding, findings, would_fail
 from pybuild.verdict import wheel_findings
@@ -21,8 +22,9 @@ from pybuild.wheel import Artifact, read_artifact
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Findings as JSON.")
+@host_options
 @build_options
-def command(as_json: bool, **options: Any) -> None:
+def command(as_json: bool, host: str | None, facts: Path | None, **options: Any) -> None:
     """Find what would make a build, an import or a run fail here, with the command that mends each.
 
     PACKAGE may be the path of a wheel (.whl), or of a compiled extension (.so, .o): then it is read instead, and
@@ -34,7 +36,10 @@ def command(as_json: bool, **options: Any) -> None:
         artifact = read_artifact(Path(named), _cuobjdump())
         options["package"] = None
     spec = spec_from(options)
-    case = examine(spec, os.environ, for_build=artifact is None)
+    if host is None and facts is None:
+        case = examine(spec, os.environ, for_build=artifact is None)
+    else:
+        case = examine_host(spec, host_from_options(host, facts))
     if artifact is None:
         found = findings(case)
     else:
