@@ -30,19 +30,20 @@ _STYLE = """
   .held { fill: var(--held); fill-opacity: 0.25; stroke: var(--held); stroke-width: 1.5; stroke-linejoin: round; }
   .limit { stroke: var(--limit); stroke-width: 1.5; }
   .budget { stroke: var(--limit); stroke-width: 1.5; stroke-dasharray: 6 4; }
-  .over { fill: var(--limit); }
+  .worst { stroke: var(--held); stroke-width: 1.5; stroke-dasharray: 2 4; }
   .peak { fill: var(--held); stroke: var(--paper); stroke-width: 1.5; }
+  .over { fill: var(--limit); }
 """
 
 
-def plot_svg(simulation: Simulation, available: int, budget: int, title: str) -> str:
-    """The SVG. `available` and `budget`, in bytes, are drawn as the limits."""
-    return "\n".join(_drawn(simulation, available, budget, title)) + "\n"
+def plot_svg(simulation: Simulation, worst: float, available: int, budget: int, title: str) -> str:
+    """The SVG. `worst` is the highest peak of uneven runs; it, `available` and `budget`, all in bytes, are lines."""
+    return "\n".join(_drawn(simulation, worst, available, budget, title)) + "\n"
 
 
-def _drawn(simulation: Simulation, available: int, budget: int, title: str) -> Iterator[str]:
+def _drawn(simulation: Simulation, worst: float, available: int, budget: int, title: str) -> Iterator[str]:
     end, peak = simulation.time or 1.0, simulation.peak
-    top = 1.08 * max(peak, available, 1)
+    top = 1.08 * max(worst, available, 1)
 
     def x(time: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * time / end
@@ -50,11 +51,8 @@ def _drawn(simulation: Simulation, available: int, budget: int, title: str) -> I
     def y(memory: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * memory / top
 
-    verdict = (
-        "within the budget" if peak <= budget else "over the budget" if peak <= available else "more than there is"
-    )
     words = (
-        f"{format_gib(peak)} at the peak, {format_time(simulation.moment)} after the start: {verdict}; "
+        f"{format_gib(peak)} at the peak, {format_time(simulation.moment)} after the start; "
         f"{format_time(simulation.time)} in all"
     )
     yield (
@@ -76,16 +74,19 @@ def _drawn(simulation: Simulation, available: int, budget: int, title: str) -> I
     line = " ".join(f"{x(time):.1f},{y(memory):.1f}" for time, memory in simulation.points)
     yield f'<path class="held" d="M{x(0):.1f},{_BOTTOM} {line} {x(end):.1f},{_BOTTOM}"/>'
     yield f'<path class="axis" d="M{_LEFT},{_TOP} V{_BOTTOM} H{_RIGHT}"/>'
-    yield from _limit("limit", y(available), f"available, {format_gib(available)}", above=True)
-    yield from _limit("budget", y(budget), f"budget, {format_gib(budget)}", above=False)
+    yield from _line("limit", y(available), f"available, {format_gib(available)}", up=True)
+    yield from _line("budget", y(budget), f"budget, {format_gib(budget)}", up=False)
+    yield from _line("worst", y(worst), f"uneven runs, up to {format_gib(worst)}", up=worst > budget, left=True)
     where = f'cx="{x(simulation.moment):.1f}" cy="{y(peak):.1f}"'
     yield f'<circle class="peak{" over" if peak > budget else ""}" {where} r="4"/>'
     yield "</svg>"
 
 
-def _limit(css: str, height: float, words: str, *, above: bool) -> Iterator[str]:
+def _line(css: str, height: float, words: str, *, up: bool, left: bool = False) -> Iterator[str]:
+    """A level over the whole width; its words above or below it, at the right or the left end."""
+    x, anchor = (_LEFT + 6, "start") if left else (_RIGHT - 4, "end")
     yield f'<line class="{css}" x1="{_LEFT}" x2="{_RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
     yield (
-        f'<text class="halo" x="{_RIGHT - 4}" y="{height + (-6 if above else 15):.1f}" text-anchor="end">'
+        f'<text class="halo" x="{x}" y="{height + (-6 if up else 15):.1f}" text-anchor="{anchor}">'
         f"{html.escape(words)}</text>"
     )

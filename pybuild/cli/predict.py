@@ -50,7 +50,7 @@ def command(jobs: int, plot: Path | None, as_json: bool, **options: Any) -> None
         from pybuild.plot import plot_svg
 
         title = f"{work.package}, {jobs} jobs, {', '.join(work.architectures)}"
-        _write(plot, plot_svg(played, machine.available, machine.budget, title))
+        _write(plot, plot_svg(played, worst, machine.available, machine.budget, title))
         click.echo(f"pybuild: wrote {plot}", err=True)
     if as_json:
         report = {
