@@ -18,7 +18,7 @@ from pybuild.host import Host, read_host
 from pybuild.leftovers import find_leftovers, read_processes
 from pybuild.nix import FREE_NEEDED, GET_NIX, OLDEST, find_nix
 from pybuild.profile import workload
-from pybuild.recommend import recommend, reserve_of
+from pybuild.recommend import nvcc_threads, recommend, reserve_of
 from pybuild.release import load_release
 from pybuild.simulate import simulate
 from pybuild.spec import RELEASES, BuildSpec
@@ -57,6 +57,7 @@ def examine(spec: BuildSpec, environ: Mapping[str, str], *, for_build: bool = Tr
             compilers=compilers.result() if compilers else None,
             glibc=(os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None,
             store_needs=FREE_NEEDED,
+            peak_of_one=_peak_of_one(spec),
             forecast=lambda archs, threads, jobs: forecast(host.result(), archs, threads, jobs),
             no_nix=nix.result() if nix else None,
             leftovers=tuple(find_leftovers(read_processes())) if for_build else (),
@@ -85,6 +86,7 @@ def examine_host(spec: BuildSpec, host: Host) -> Case:
         if python
         else None,
         store_needs=FREE_NEEDED,
+        peak_of_one=_peak_of_one(spec),
         forecast=lambda archs, threads, jobs: forecast(host, archs, threads, jobs),
         no_nix=(f"nix is version {host.nix.version if host.nix else ''}; pybuild needs 2.8 or newer", GET_NIX)
         if too_old
@@ -108,6 +110,11 @@ def forecast(host: Host, archs: tuple[str, ...], threads: int, jobs: int) -> For
     cores, available = host.cores.usable, host.memory.available
     peak = simulate(work.curves, min(jobs, len(work.curves)), cores=cores, threads=work.busy).peak
     return Forecast(peak=int(peak), fit=recommend(work.curves, cores, available - reserve_of(available)))
+
+
+def _peak_of_one(spec: BuildSpec) -> int:
+    """Bytes of the largest compile of a build."""
+    return int(max(curve.peak for curve in workload(spec, nvcc_threads(spec)).curves))
 
 
 def _host(environ: Mapping[str, str]) -> Host:

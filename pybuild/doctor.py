@@ -533,9 +533,24 @@ def max_jobs(case: Case) -> Iterator[Finding]:
     )
 
 
+_ADD_SWAP = (
+    "sudo fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile"
+)
+
+
 def memory(case: Case) -> Iterator[Finding]:
     """Settings that turn a spike into a freeze, or into a refusal."""
     memory = case.host.memory
+    if memory.available < case.peak_of_one and not memory.grows and memory.overcommit != 2:
+        yield Finding(
+            code="memory",
+            breaks="pybuild build",
+            seen=f"{format_gib(memory.available)} of memory are available ({memory.because or 'no /proc/meminfo'}); "
+            f"one compile takes up to {format_gib(case.peak_of_one)}",
+            why="The kernel kills the compiler, even if it runs alone.",
+            mend=f"pybuild build {case.spec.package} --head-dim 64 --forward-only  # the smaller kernels, if they do\n"
+            + (f"Raise the limit {memory.because.split(' is ')[0]}." if memory.limits else _ADD_SWAP),
+        )
     if memory.overcommit == 2 and memory.commit_left is not None and memory.commit_left < case.peak_of_one:
         yield Finding(
             code="overcommit-strict",
@@ -560,8 +575,7 @@ def memory(case: Case) -> Iterator[Finding]:
             seen="there is no swap, and no memory limit on this session",
             why="A build that runs out first drops the pages of every running program and reads them again from disk: "
             "the machine freezes for minutes before the OOM killer comes. pybuild keeps a reserve; pip does not.",
-            mend="sudo fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && "
-            "sudo swapon /swapfile",
+            mend=_ADD_SWAP,
         )
 
 

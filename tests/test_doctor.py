@@ -16,7 +16,7 @@ from pybuild.caches import CachedTorchWheel, CachedWheel
 from pybuild.cgroup import Limit
 from pybuild.doctor import Case, Finding, Forecast, findings, upstream_jobs, would_fail
 from pybuild.gpu import Gpu
-from pybuild.host import Cores, Disk, Host, Memory
+from pybuild.host import Cores, Disk, Host, Memory, read_host
 from pybuild.installed import Toolkit
 from pybuild.leftovers import Leftover, Process
 from pybuild.spec import BuildSpec
@@ -46,7 +46,7 @@ VENV = Environment("/venv/bin/python", "3.12.3", packages=TOOLS, torch="2.10.0+c
 
 
 def memory(available: int = 288 * GIB, swap: int = 8 * GIB, **others: object) -> Memory:
-    return Memory.model_validate({"available": available, "because": "MemAvailable", "swap_total": swap, **others})
+    return Memory.model_validate({"because": "MemAvailable", **others, "available": available, "swap_total": swap})
 
 
 # A machine on which nothing is wrong.
@@ -104,7 +104,7 @@ def test_an_empty_case_has_no_findings() -> None:
 
 
 def test_what_breaks_comes_first() -> None:
-    case = but(SOUND, toolkits=(), memory=memory(GIB, 0), forecast=None, disk=Disk(path="/", free=0))
+    case = but(SOUND, toolkits=(), memory=memory(swap=0), forecast=None, disk=Disk(path="/", free=0))
     assert codes(case) == ["nvcc-missing", "disk", "no-swap"]
     assert would_fail(findings(case))
 
@@ -392,6 +392,21 @@ def test_max_jobs_that_is_no_number() -> None:
     assert found(but(SOUND, environ={"MAX_JOBS": "all"}), "max-jobs-not-a-number").mend == "unset MAX_JOBS"
 
 
+def test_less_memory_than_one_compile_takes() -> None:
+    small = but(SOUND, memory=memory(3 * GIB), forecast=None)
+    finding = found(small, "memory")
+    assert finding.breaks == "pybuild build"
+    assert "3.0 GiB of memory are available (MemAvailable); one compile takes up to 7.0 GiB" in finding.seen
+    assert "swapon" in finding.mend
+    limit = Limit(path="/sys/fs/cgroup/memory.max", limit=4 * GIB, used=GIB)
+    because = "/sys/fs/cgroup/memory.max is 4294967296, of which 1073741824 are used"
+    limited = but(small, memory=memory(3 * GIB, limits=[limit], because=because))
+    assert "Raise the limit /sys/fs/cgroup/memory.max." in found(limited, "memory").mend
+    assert codes(but(small, memory=memory(7 * GIB))) == []
+    # A machine that gets memory as it uses it.
+    assert codes(but(small, memory=memory(3 * GIB, grows=True))) == []
+
+
 def test_no_swap() -> None:
     no_swap = but(SOUND, memory=memory(swap=0))
     finding = found(no_swap, "no-swap")
@@ -496,7 +511,22 @@ def test_a_cached_wheel_too_large_to_look_into() -> None:
     assert codes(but(SOUND, cached=(cached(PLAIN, missing=(), older=True),))) == []
 
 
-# Anything that a machine may say.
+# Recorded machines, and anything that a machine may say.
+
+
+@pytest.mark.parametrize(
+    "root", sorted((Path(__file__).parent / "machines").iterdir()), ids=lambda root: str(root.name)
+)
+def test_recorded_machines(root: Path) -> None:
+    host = read_host(root, {})
+    found = findings(checkup.examine_host(BuildSpec(), host))
+    for finding in found:
+        assert finding.seen and finding.why and finding.mend
+    # The default build is for 10.0.
+    others = {gpu.name for gpu in host.gpus if gpu.capability not in ("10.0", "10.3")}
+    assert {f.seen.split(" is ")[0] for f in found if f.code == "gpu-without-code"} == others
+    assert ("nix" in {f.code for f in found}) is (host.nix is None)
+
 
 texts = st.text(max_size=12)
 versions = st.sampled_from(["12.8", "13.0", "13.1", "11.8", "12.4"])
