@@ -6,7 +6,9 @@
   callPackage,
   config ? { },
 
-  cudaCapabilities ? config.cudaCapabilities or [ "10.0" ],
+  # nixpkgs has none configured unless its user says so.
+  cudaCapabilities ?
+    if config.cudaCapabilities or [ ] == [ ] then [ "10.0" ] else config.cudaCapabilities,
   headDims ? kernelData.headDims,
   dtypes ? kernelData.dtypes,
   backward ? true,
@@ -126,9 +128,10 @@ let
         ];
         dependencies = [ pinned.einops ];
         objects = objects';
-        parallelism = callPackage ../parallelism.nix {
+        parallelism = (import ../parallelism.nix { inherit lib; }).forPackage {
           package = "flash-attn";
           inherit version architectures;
+          kernels = [ "flash_api" ] ++ map (kernel: kernel.name) selection.kept;
         };
 
         # A selection takes the other kernels out of setup.py's list of sources, and puts stubs in their place.
@@ -136,7 +139,9 @@ let
           cat >csrc/flash_attn/src/pybuild_stubs.cpp <<'EOF'
           ${stubs}
           EOF
-          python ${./select_sources.py} setup.py pybuild_stubs.cpp ${lib.concatMapStringsSep " " (kernel: kernel.name) selection.dropped}
+          python ${./select_sources.py} setup.py pybuild_stubs.cpp ${
+            lib.concatMapStringsSep " " (kernel: kernel.name) selection.dropped
+          }
         '';
 
         passthru = {
@@ -158,6 +163,6 @@ in
 
 assert
   unsupported == [ ]
-  || throw "flash-attn ${version} has no code for the architectures ${lib.concatStringsSep ", " unsupported}; its setup.py knows ${lib.concatStringsSep ", " supported}";
+  || throw "flash-attn ${version} has no code for the architectures ${lib.concatStringsSep ", " unsupported}; its setup.py knows ${lib.concatStringsSep ", " supported}. Choose cudaCapabilities among 8.0 (which runs on 8.6 and 8.9 as well), 9.0, 10.0 (and 10.3), 12.0 (and 12.1)";
 
 wheel [ ]
