@@ -55,6 +55,9 @@ def run_build(plan: Plan, dist: Path, admission: Admission, listener: Listener, 
     except BuildError as error:
         listener(Over(now(), error=str(error)))
         raise
+    except KeyboardInterrupt:
+        listener(Over(now(), stopped=True))
+        raise
     listener(Over(now(), wheels=tuple(str(wheel) for wheel in wheels)))
     return wheels
 

@@ -12,7 +12,7 @@ from typing import IO, Protocol
 
 import psutil
 
-from pybuild.events import Began, Ended, Listener, Reading
+from pybuild.events import Began, Ended, Evicted, Listener, Reading
 from pybuild.plan import Kernel, Plan
 
 # Seconds between two looks at what runs.
@@ -129,6 +129,7 @@ def realise(
                 waiting[name] = running[name].kernel
                 running.pop(name).stack.close()
                 readings.pop(name)
+                listener(Evicted(now, name))
             for name in admission.admit(now, readings, list(waiting)):
                 running[name] = _start(plan, waiting.pop(name), everything)
                 listener(Began(now, name))

@@ -1,6 +1,7 @@
 """The command line. One file a command; each is imported only when it is asked for."""
 
 import importlib
+import signal
 import sys
 
 import click
@@ -49,8 +50,19 @@ def cli() -> None:
     """Build CUDA extensions for PyTorch without running the machine out of memory."""
 
 
+def end_in_order() -> None:
+    """Make `kill` and a closed terminal end this process as Ctrl-C does: what it started is ended first."""
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
+
+
 def main() -> None:
     """Entry point: runs the command, and turns every error of ours into one message and an exit status."""
+    end_in_order()
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as end:
