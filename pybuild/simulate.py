@@ -89,7 +89,10 @@ def _sums(curves: Sequence[Curve], starts: Sequence[float]) -> Iterator[tuple[fl
             slope = (m1 - m0) / (t1 - t0)
             changes.append((start + t0, jump, slope - before))
             jump, before = 0.0, slope
-        changes.append((start + curve.duration, jump - curve.memory[-1], -before))
+        if jump:
+            # A compile of no length holds its memory for a moment.
+            changes.append((start, jump, 0.0))
+        changes.append((start + curve.duration, -curve.memory[-1], -before))
     # What ends at a time comes before what starts at it: the sort is stable, and the compiles start in their order.
     changes.sort(key=lambda change: change[0])
     last = memory = slope = 0.0
@@ -123,7 +126,7 @@ class Trials:
     """Runs of one build, each with other durations: the same in every process, and for every number of jobs.
 
     Time goes in steps, of which each compile takes a whole number, and holds in each the most that its curve has there:
-    a peak found here is never lower than that of the same durations in continuous time. The first run has the durations
+    a peak found here is not lower than that of the same durations in continuous time. The first run has the durations
     that were measured.
 
     A run takes 0.1 ms instead of the 3 ms of `simulate`: the steps of a job are one long integer, 32 bits a step, and
@@ -138,7 +141,9 @@ class Trials:
         # Each compile with each duration; in the first run, with the measured one.
         stretched = [[_steps(curve, round(curve.duration * f / step) or 1) for f in _FACTORS] for curve in curves]
         self._runs = [[choices[_FACTORS.index(1.0)] for choices in stretched]]
-        self._runs += [list(map(generator.choice, stretched)) for _ in range(runs - 1)]
+        # Of all that `random` has, random() alone gives the same numbers in every version of Python.
+        for _ in range(runs - 1):
+            self._runs.append([choices[int(generator.random() * len(_FACTORS))] for choices in stretched])
 
     def together(self) -> Iterator[int]:
         """The peak of the first compile, of the first two, and so on, all started at once, in bytes.
@@ -191,4 +196,5 @@ def _steps(curve: Curve, steps: int) -> bytes:
         elif m1 > highest[here]:
             highest[here] = m1
         t0, m0 = t1, m1
-    return struct.pack(f"<{steps}I", *[-int(-memory // MIB) for memory in highest])
+    # A byte is left out, since points on a line may be off by a fraction of one.
+    return struct.pack(f"<{steps}I", *[-int(-(memory - 1) // MIB) for memory in highest])
