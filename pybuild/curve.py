@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -28,10 +29,16 @@ class Curve:
         """Seconds from start to end."""
         return self.times[-1]
 
-    @property
+    @functools.cached_property
     def peak(self) -> float:
         """The highest memory, in bytes."""
         return max(self.memory)
+
+    @functools.cached_property
+    def area(self) -> float:
+        """Memory over time, in byte-seconds."""
+        points = zip(self.times, self.times[1:], self.memory, self.memory[1:], strict=False)
+        return sum((t1 - t0) * (m0 + m1) / 2 for t0, t1, m0, m1 in points)
 
     def at(self, time: float) -> float:
         """Bytes held `time` seconds after the start; 0 before it and after the end."""

@@ -1,27 +1,28 @@
-"""Admission control for compilers: who may start now, so that memory lasts. Standard library only, runs inside builds.
+"""Admission control for compilers, so that memory lasts. Standard library only, runs inside builds.
 
-A compile's memory is a spike and a long cheap tail. The gate knows that shape (a curve, pybuild/curve.py), sees what each
-running compile holds now, and lets the next one in when the sum of all that is to come fits the budget at every moment.
+A compile's memory is a spike and a long cheap tail. The gate knows that shape (a curve, pybuild/curve.py), sees what
+each running compile holds now, and lets the next one in when the sum of all that is to come fits the budget at every
+moment.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pybuild.curve import Curve
 
-# A forecast is this much higher than the curve it is made of. What was measured of one kernel on two machines, and of one
-# family in fp16 and bf16, differs by less (profiles/flash-attn-2.8.3.json).
+# A forecast is this much higher than the curve it is made of: the stated error of a curve's memory. What was measured
+# of one family in fp16 and bf16 differs by less (profiles/flash-attn-2.8.3.json).
 MARGIN = 1.15
 
-# A curve's times are good to this part of themselves; what comes earlier or later than that is seen by its memory.
-_STRETCH = 0.1
-
-# Seconds of one step of a forecast, and steps that a forecast looks ahead at most: 20 minutes.
-_STEP = 2.0
-_STEPS = 600
+# The stated error of a curve's times, as a part of them. A spike is taken to begin and end that much earlier and later;
+# a compile that strays farther is seen by its memory and its tool.
+STRETCH = 0.02
 
 # Over the budget by this factor, the youngest compile has to stop. With the budget at 90 % of memory: at 94.5 %.
 _OVER = 1.05
@@ -29,14 +30,18 @@ _OVER = 1.05
 # Seconds before a compile that had to stop may start again beside others.
 _PAUSE = 10.0
 
-# Checks of a candidate's whole curve in one decision. Whoever is not looked at waits for the next, half a second later.
-_CHECKS = 300
-
 # A compile that waits this many seconds, and ten times as long as it takes, is kept a place.
 _PATIENCE = 1800.0
 
 # The tools that run after the spike of a compile: cicc is what takes the memory.
 _TAIL_TOOLS = frozenset({"ptxas", "fatbinary"})
+
+# A forecast is one long integer, 32 bits a step, in MiB: one addition adds all steps of two compiles, and one
+# subtraction compares them all with the budget. That takes microseconds where lists would take milliseconds.
+_LANE = 32
+_MIB = 1024 * 1024
+_MOST = 1 << 29
+_GUARD = 1 << 31
 
 
 class Reading(Protocol):
@@ -48,30 +53,49 @@ class Reading(Protocol):
     def tool(self) -> str: ...
 
 
-class _Shape:
-    """A curve in steps: the highest memory within each step, ready to be summed."""
+def _packed(values: Sequence[float], factor: float) -> int:
+    """A forecast: each value in bytes times `factor`, rounded up."""
+    lanes = [min(int(value * factor / _MIB) + 1, _MOST) for value in values]
+    return int.from_bytes(struct.pack(f"<{len(lanes)}I", *lanes), "little")
 
-    def __init__(self, curve: Curve) -> None:
+
+class _Shape:
+    """A curve in steps of time, with its stated error, ready to be summed."""
+
+    def __init__(self, curve: Curve, step: float) -> None:
         self.curve = curve
-        self.duration = curve.duration
-        self.peak = curve.peak
-        count = min(_STEPS, int(curve.duration / _STEP) + 1)
-        edges = [curve.at(i * _STEP) for i in range(count + 1)]
-        steps = [max(edges[i], edges[i + 1]) for i in range(count)]
-        for time, memory in zip(curve.times, curve.memory, strict=True):
-            index = int(time / _STEP)
-            if index < count:
-                steps[index] = max(steps[index], memory)
-        self.steps = steps
-        # As seen from any moment within a step, the next step's worth of time touches two.
-        self.pairs = [max(a, b) for a, b in zip(steps, [*steps[1:], 0.0], strict=True)]
-        self.highest = steps.index(max(steps))
-        high = [time for time, memory in zip(curve.times, curve.memory, strict=True) if memory >= self.peak / 2]
-        self.rise = curve.times[curve.memory.index(self.peak)]
+        self.step = step
+        self.count = int(curve.duration * (1 + STRETCH) / step) + 1
+        starts = [self._highest(i * step, (i + 1) * step) for i in range(self.count)]
+        # From a moment within a step, the next step's worth of time touches two.
+        self._later = [max(pair) for pair in zip(starts, [*starts[1:], 0.0], strict=True)]
+        self._starts = starts
+        self._packed: dict[tuple[bool, int], int] = {}
+        high = [index for index, memory in enumerate(curve.memory) if memory >= curve.peak / 2]
+        self.rise = curve.times[curve.memory.index(curve.peak)]
         # The end of the spike: from here on the compile holds less than half of its peak, to its end.
-        self.fall = next((t for t in curve.times if t > high[-1]), curve.duration)
-        between = [m for t, m in zip(curve.times, curve.memory, strict=True) if high[0] <= t <= high[-1]]
-        self.single = min(between) >= self.peak / 2
+        self.fall = curve.times[min(high[-1] + 1, len(curve.times) - 1)]
+        self.single = high == list(range(high[0], high[-1] + 1))
+
+    def _highest(self, start: float, end: float) -> float:
+        """The most that the curve has between these times, or a little earlier or later."""
+        start, end = start / (1 + STRETCH), end / (1 - STRETCH)
+        times, memory = self.curve.times, self.curve.memory
+        between = memory[bisect_left(times, start) : bisect_right(times, end)]
+        return max(self.curve.at(start), self.curve.at(end), *between)
+
+    def forecast(self, factor: float, position: float | None = None) -> int:
+        """Memory from now on, of a compile at this position of its curve, or of one that starts now."""
+        percent = math.ceil(factor * 100)
+        key = (position is None, percent)
+        if key not in self._packed:
+            self._packed[key] = _packed(self._starts if position is None else self._later, percent / 100)
+        return self._packed[key] >> _LANE * int(position / self.step) if position else self._packed[key]
+
+    def ratio(self, memory: float, position: float) -> float:
+        """How `memory`, seen on the way to the peak, compares with the least that the curve has there."""
+        expected = self.curve.at(position * (1 - STRETCH))
+        return memory / expected if expected > 0 else math.inf
 
 
 @dataclass
@@ -81,39 +105,41 @@ class _Run:
     shape: _Shape
     started: float
     seen: float
+    ratio: float = 1.0
     position: float = 0.0
     memory: float = 0.0
     highest: float = 0.0
-    ratio: float = 1.0
 
     def look(self, now: float, reading: Reading) -> None:
         """Take in what is seen now: move along the curve, as far as tool and memory agree."""
-        shape = self.shape
+        shape, peak = self.shape, self.shape.curve.peak
         self.position += max(0.0, now - self.seen)
         self.seen = now
         self.memory = reading.memory
         self.highest = max(self.highest, self.memory)
-        tail = reading.tool in _TAIL_TOOLS
-        dropped = self.highest >= 0.6 * shape.peak and self.memory < 0.5 * self.highest
-        if shape.single and self.position < shape.fall and (tail or dropped):
-            self.position = shape.fall
-        elif reading.tool and not tail and not dropped:
-            # Late: the spike is still to come, or goes on.
-            if self.highest < 0.6 * shape.peak:
-                self.position = min(self.position, max(shape.rise * (1 - _STRETCH), 0.0))
-            elif self.memory >= 0.5 * shape.peak:
-                self.position = min(self.position, shape.fall * (1 - _STRETCH))
-        self.position = min(self.position, shape.duration * (1 - _STRETCH / 2))
-        if self.memory > shape.peak:
-            self.ratio = max(self.ratio, self.memory / shape.peak)
+        self.ratio = max(self.ratio, self.memory / peak) if peak else self.ratio
+        fallen = reading.tool in _TAIL_TOOLS or (self.highest >= 0.6 * peak and self.memory < 0.5 * self.highest)
+        if shape.single and fallen:
+            self.position = max(self.position, shape.fall)
+        elif self.memory >= 0.5 * peak:  # the spike is not over
+            self.position = min(self.position, shape.fall * (1 - 2 * STRETCH))
+        elif self.highest < 0.6 * peak and reading.tool:  # it is still to come
+            self.position = min(self.position, shape.rise * (1 - 2 * STRETCH))
+        self.position = min(self.position, shape.curve.duration * (1 - 2 * STRETCH))
 
-    def forecast(self, margin: float) -> list[float]:
-        """Bytes held at most in each step from now on."""
-        steps = self.shape.pairs[int(self.position / _STEP) :]
+    def forecast(self, margin: float) -> int:
+        """Memory from now on."""
+        shape = self.shape
         factor = max(margin, self.ratio * 1.05)
-        ahead = [factor * memory for memory in steps]
-        for index in range(min(3, len(ahead))):
-            ahead[index] = max(ahead[index], self.memory)
+        if shape.single and self.position >= shape.rise / 2 and self.ratio <= 1.05:
+            # The compile itself shows what it takes, better than a margin does.
+            shown = shape.ratio(self.highest, min(self.position, shape.rise))
+            factor = min(factor, max(1.0, shown))
+        ahead = shape.forecast(factor, self.position)
+        held = int(self.memory / _MIB) + 1
+        for lane in range(3):
+            shift = _LANE * lane
+            ahead += max(0, held - (ahead >> shift & (1 << _LANE) - 1)) << shift
         return ahead
 
 
@@ -122,17 +148,19 @@ class Admission:
     """The gate's decisions, one after the other. Time and readings are arguments, so it runs in virtual time as well.
 
     `curve_of` gives the curve for a compile's key. `budget` gives the bytes that our compiles may hold together, from
-    those they hold now. `cores` is how many run at once at most.
+    those they hold now. `cores` is how many run at once at most. `step` is the seconds of one step of a forecast.
     """
 
     curve_of: Callable[[str], Curve]
     budget: Callable[[float], float]
     cores: int
     margin: float = MARGIN
+    step: float = 0.5
     alone: set[str] = field(default_factory=set)
     _runs: dict[str, _Run] = field(default_factory=dict)
     _shapes: dict[Curve, _Shape] = field(default_factory=dict)
     _of_key: dict[str, _Shape] = field(default_factory=dict)
+    _ones: int = 1
     _asked: dict[str, float] = field(default_factory=dict)
     _stopped: dict[str, float] = field(default_factory=dict)
     _ratios: dict[str, float] = field(default_factory=dict)
@@ -145,31 +173,36 @@ class Admission:
             return []
         for key in waiting:
             self._asked.setdefault(key, now)
-        budget = self.budget(sum(run.memory for run in self._runs.values()))
-        load = self._load()
-        admitted: list[str] = []
+            self._shape(key)
         single = next((key for key in waiting if key in self.alone), None)
         if single is not None:
-            return [] if running else [self._start(single, now, load)]
-        # TODO ageing
-        checks = _CHECKS
-        tried: set[tuple[int, float]] = set()
-        for key in sorted(waiting, key=self._rank, reverse=True):
-            if free <= 0 or checks <= 0:
-                break
-            if key in self._stopped and now < self._stopped[key] + _PAUSE and (running or admitted):
-                continue
-            shape, factor = self._shape(key), self._factor(key)
-            if (id(shape), factor) in tried:
-                continue
-            fits = self._fits(load, shape, factor, budget)
-            if fits is None:
-                checks -= 1
-            if fits or not (running or admitted):
-                admitted.append(self._start(key, now, load))
+            return [] if running else [self._start(single, now)]
+        lanes = max(shape.count for shape in self._shapes.values())
+        self._ones = ((1 << _LANE * (2 * lanes + 3)) - 1) // ((1 << _LANE) - 1)
+        load = sum(run.forecast(self.margin) for run in self._runs.values())
+        budget = self.budget(sum(run.memory for run in self._runs.values()))
+        admitted: list[str] = []
+        due = min(waiting, key=self._asked.__getitem__)
+        if now > self._asked[due] + max(_PATIENCE, 10 * self._shape(due).curve.duration):
+            # It has been overtaken for long: whoever starts now must not be in its way.
+            if self._fits(budget, load, self._needs(due)) or not running:
+                return [self._start(due, now)]
+            load += self._reserved(budget, load, self._needs(due))
+        paused = running and {key for key, stopped in self._stopped.items() if now < stopped + _PAUSE}
+        groups: dict[int, tuple[int, Curve, list[str]]] = {}  # by the identity of what they need
+        for key in waiting:
+            if not paused or key not in paused:
+                needs = self._needs(key)
+                groups.setdefault(id(needs), (needs, self._shape(key).curve, []))[2].append(key)
+        for needs, _, keys in self._ordered(list(groups.values()), budget):
+            for key in sorted(keys, key=self._asked.__getitem__)[:free]:
+                if not self._fits(budget, load, needs) and (running or admitted):
+                    break
+                admitted.append(self._start(key, now))
+                load += needs
                 free -= 1
-            else:
-                tried.add((id(shape), factor))
+            if free <= 0:
+                break
         return admitted
 
     def evict(self, now: float, running: Mapping[str, Reading]) -> list[str]:
@@ -202,34 +235,31 @@ class Admission:
             curve = self.curve_of(key)
             found = self._shapes.get(curve)
             if found is None:
-                found = self._shapes[curve] = _Shape(curve)
+                found = self._shapes[curve] = _Shape(curve, self.step)
             self._of_key[key] = found
         return found
 
-    def _factor(self, key: str) -> float:
-        return max(self.margin, self._ratios.get(key, 1.0) * 1.05)
+    def _needs(self, key: str) -> int:
+        return self._shape(key).forecast(max(self.margin, self._ratios.get(key, 1.0) * 1.05))
 
-    def _rank(self, key: str) -> tuple[float, float]:
-        return self._shape(key).duration, -self._asked[key]
+    def _ordered(self, groups: list[tuple[int, Curve, list[str]]], budget: float) -> list[tuple[int, Curve, list[str]]]:
+        """First what uses up most of the machine, its cores and its memory."""
+        cores, memory = self.cores, max(budget, 1.0)
+        return sorted(groups, key=lambda group: -group[1].duration / cores - group[1].area / memory)
 
-    def _load(self) -> list[float]:
-        load = [0.0] * (_STEPS + 1)
-        for run in self._runs.values():
-            for index, memory in enumerate(run.forecast(self.margin)):
-                load[index] += memory
-        return load
+    def _fits(self, budget: float, load: int, needs: int) -> bool:
+        """Whether load and needs together are within the budget in every step.
 
-    def _fits(self, load: list[float], shape: _Shape, factor: float, budget: float) -> bool | None:
-        """Whether the candidate fits; None where only the whole curve showed that it does not."""
-        if load[shape.highest] + factor * shape.peak > budget:
-            return False
-        if all(held + factor * more <= budget for held, more in zip(load, shape.steps, strict=False)):
-            return True
-        return None
+        Each step of the difference has one more bit, which is set unless the step is below zero.
+        """
+        guards = self._ones * _GUARD
+        return (self._ones * (min(int(budget / _MIB), _MOST) + _GUARD) - load - needs) & guards == guards
 
-    def _start(self, key: str, now: float, load: list[float]) -> str:
-        shape, factor = self._shape(key), self._factor(key)
-        self._runs[key] = _Run(shape, now, now, ratio=self._ratios.get(key, 1.0))
-        for index, memory in enumerate(shape.steps):
-            load[index] += factor * memory
+    def _reserved(self, budget: float, load: int, needs: int) -> int:
+        """`needs`, from the first moment on at which they fit beside `load`; nothing if they never fit."""
+        steps = load.bit_length() // _LANE + 1
+        return next((needs << _LANE * n for n in range(steps) if self._fits(budget, load, needs << _LANE * n)), 0)
+
+    def _start(self, key: str, now: float) -> str:
+        self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
         return key

@@ -48,10 +48,6 @@ def play(compiles: Sequence[tuple[str, Curve]], admission: Admission, *, interva
 def lower_bound(compiles: Sequence[tuple[str, Curve]], cores: int, budget: float) -> float:
     """Seconds that no order can beat: the largest of CPU time / cores, memory-seconds / budget, longest compile."""
     curves = [curve for _, curve in compiles]
-    area = sum(
-        (t1 - t0) * (m0 + m1) / 2
-        for curve in curves
-        for t0, t1, m0, m1 in zip(curve.times, curve.times[1:], curve.memory, curve.memory[1:], strict=False)
-    )
+    area = sum(curve.area for curve in curves)
     seconds = [curve.duration for curve in curves]
     return max(sum(seconds) / cores, area / budget, max(seconds))
