@@ -44,6 +44,27 @@ let
     release: lib.concatMap (wheel: builtins.attrValues wheel.files) (builtins.attrValues release.wheels)
   ) (builtins.attrValues releases);
 
+  parallelism = import ../parallelism.nix { inherit lib; };
+  inherit (parallelism) GiB MiB;
+  flashAttn = builtins.fromJSON (builtins.readFile ../../pybuild/profiles/flash-attn-2.8.3.json);
+  peakOf =
+    architectures: threads:
+    parallelism.highestPeak {
+      compiles = parallelism.ofBuild flashAttn;
+      inherit architectures threads;
+    };
+  needsOf =
+    args:
+    parallelism.forPackage (
+      {
+        package = "flash-attn";
+        version = "2.8.3";
+        architectures = [ "100" ];
+        kernels = map (kernel: kernel.name) kernels.all;
+      }
+      // args
+    );
+
   throws = value: !(builtins.tryEval (builtins.deepSeq value null)).success;
 
   select =
@@ -213,6 +234,89 @@ in
       isPatched = false;
       patchHooks = [ ];
       attributes = { };
+    };
+  };
+
+  # The vectors that pybuild/recommend.py and jobs.py have to pass as well.
+  testCoreCap = {
+    expr = lib.filter (
+      vector:
+      vector.cap != parallelism.coreCap {
+        inherit (vector) cores peak;
+        memory = vector.available;
+      }
+    ) (builtins.fromJSON (builtins.readFile ../cap-vectors.json));
+    expected = [ ];
+  };
+
+  # profiles/flash-attn-2.8.3.json: 6755 MiB for flash_bwd_hdim256; four at once add 11/12 of that each.
+  testTheHungriestCompile = {
+    expr = [
+      (peakOf 1 1)
+      (peakOf 4 1)
+      (peakOf 1 4)
+      (peakOf 4 4)
+    ];
+    expected = [
+      (6755 * MiB)
+      (6755 * MiB)
+      (6755 * MiB)
+      (6755 * MiB * 45 / 12)
+    ];
+  };
+
+  testEveryKernelHasAProfile = {
+    expr = lib.subtractLists (map (compile: compile.kernel) (parallelism.ofBuild flashAttn)) (
+      map (kernel: kernel.name) kernels.all
+    );
+    expected = [ ];
+  };
+
+  testASelectionNeedsLess = {
+    expr =
+      (needsOf { kernels = [ "flash_fwd_hdim32_fp16_sm80" ]; }).peakBytes < (needsOf { }).peakBytes;
+    expected = true;
+  };
+
+  testWhatADerivationSaysOfItsNeeds = {
+    expr = {
+      inherit (needsOf { }) cap reason;
+    };
+    expected = {
+      cap = {
+        "8GiB" = 1;
+        "16GiB" = 2;
+        "32GiB" = 4;
+        "64GiB" = 8;
+        "128GiB" = 17;
+        "288GiB" = 39;
+        "512GiB" = 69;
+      };
+      reason = "a compile for sm_100 takes up to 6755 MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores";
+    };
+  };
+
+  testAPackageWithoutAProfileIsSaidToHaveNone = {
+    expr = needsOf {
+      package = "other";
+      architectures = [
+        "90"
+        "100"
+      ];
+    };
+    expected = {
+      peakBytes = 16 * GiB;
+      cap = {
+        "8GiB" = 1;
+        "16GiB" = 1;
+        "32GiB" = 1;
+        "64GiB" = 3;
+        "128GiB" = 7;
+        "288GiB" = 16;
+        "512GiB" = 28;
+      };
+      profile = "none for other 2.8.3: 8 GiB for each architecture";
+      reason = "a compile for sm_90, sm_100 takes up to 16384 MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores";
     };
   };
 
