@@ -112,7 +112,9 @@ class Sent:
         lines: list[str] = []
         for line in text.split("\n"):
             if line.startswith(">"):
-                lines = parts.setdefault(line[1:], [])
+                lines = []
+                # A cgroup's files come again with every mount that shows it.
+                parts.setdefault(line[1:], lines)
             elif line.startswith("|"):
                 lines.append(line[1:])
         self._parts = {name: "".join(f"{line}\n" for line in lines) for name, lines in parts.items()}
