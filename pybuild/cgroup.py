@@ -162,9 +162,7 @@ def _reclaimable(version: int, stat: dict[str, int]) -> int:
         1: ("total_active_file", "total_inactive_file", "total_mapped_file", "total_dirty", "total_writeback"),
         2: ("active_file", "inactive_file", "file_mapped", "file_dirty", "file_writeback"),
     }[version]
-    if any(name not in stat for name in names):
-        return 0
-    active, inactive, *kept = (stat[name] for name in names)
+    active, inactive, *kept = (stat.get(name, 0) for name in names)
     return max(0, active + inactive - sum(kept))
 
 
