@@ -44,6 +44,9 @@ def recorded(name: str) -> Host:
         ("bare-metal", 128, 294649856 * KIB, "MemAvailable"),
         ("docker-v1", 4, 14 * GIB, "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
         ("docker-v2", 6, 30 * GIB, "/sys/fs/cgroup/memory.max"),
+        ("h200-vm", 16, 131505792 * KIB, "MemAvailable"),
+        ("hybrid-v1", 2, 8 * GIB - 253952, "/sys/fs/cgroup/memory/pybuild-recording/memory.limit_in_bytes"),
+        ("kubernetes-v2", 24, 96 * GIB - 33285996544 + 2 * 268435456, "/sys/fs/cgroup/memory.max"),
         # The limit is the pod's, whose cgroup the container does not see.
         ("kubernetes", 8, 20 * GIB, "hierarchical_memory_limit"),
         # The smallest is a limit that throttles (memory.high), three cgroups up.
