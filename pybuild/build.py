@@ -11,10 +11,11 @@ from pathlib import Path
 from pybuild.errors import BuildError
 from pybuild.events import Listener, Over, Planned, Said, Step
 from pybuild.fetch import fetch_files
+from pybuild.gated import admission_for
 from pybuild.nix import Nix, derivation_name, outputs
 from pybuild.nixlog import BuildLog
 from pybuild.plan import Plan
-from pybuild.schedule import Admission, Failed, realise
+from pybuild.schedule import Failed, realise
 
 
 def fetch_inputs(plan: Plan) -> list[str]:
@@ -24,10 +25,11 @@ def fetch_inputs(plan: Plan) -> list[str]:
     return fetch_files(plan.pins, plan.nix)
 
 
-def run_build(plan: Plan, dist: Path, admission: Admission, listener: Listener, *, budget: int) -> list[Path]:
+def run_build(plan: Plan, dist: Path, listener: Listener, *, budget: Callable[[float], int]) -> list[Path]:
     """Build the plan's kernels, each a derivation, then its wheel; copy the wheels into `dist`; their paths there.
 
-    `listener` is told what happens, with times from this moment. Raises BuildError, with the end of the log of what
+    `listener` is told what happens, with times from this moment; `budget` gives the bytes that compiles may hold
+    together, from those they hold now. Raises BuildError, with the end of the log of what
     failed. However it ends, no process is left, and what was compiled stays in the store.
     """
     start = time.monotonic()
@@ -35,29 +37,22 @@ def run_build(plan: Plan, dist: Path, admission: Admission, listener: Listener, 
     def now() -> float:
         return time.monotonic() - start
 
-    try:
-        kernels = plan.kernels()
-        valid = plan.nix.is_valid(kernel.output for kernel in kernels)
-        missing = [kernel for kernel in kernels if not valid[kernel.output]]
-        names = tuple(kernel.name for kernel in kernels)
-        present = tuple(kernel.name for kernel in kernels if valid[kernel.output])
-        listener(Planned(now(), plan.spec.package, names, present, plan.cores, budget))
-        if missing:
-            listener(Step(now(), "inputs"))
-            _run(plan, plan.inputs_argv, listener, now, doing="preparing the toolkit and torch")
-            listener(Step(now(), "compile"))
-            failed = realise(plan, missing, admission, listener, clock=now)
-            if failed:
-                raise _explain(plan, failed, len(kernels))
-        listener(Step(now(), "link"))
-        built = _run(plan, plan.argv, listener, now, doing=f"building {plan.spec.package}")
-        wheels = copy_wheels(plan.nix, outputs(built)["out"], dist)
-    except BuildError as error:
-        listener(Over(now(), error=str(error)))
-        raise
-    except KeyboardInterrupt:
-        listener(Over(now(), stopped=True))
-        raise
+    kernels = plan.kernels()
+    valid = plan.nix.is_valid(kernel.output for kernel in kernels)
+    missing = [kernel for kernel in kernels if not valid[kernel.output]]
+    names = tuple(kernel.name for kernel in kernels)
+    present = tuple(kernel.name for kernel in kernels if valid[kernel.output])
+    listener(Planned(now(), plan.spec.package, names, present, plan.cores, budget(0), plan.spec.architectures))
+    if missing:
+        listener(Step(now(), "inputs"))
+        _run(plan, plan.inputs_argv, listener, now, doing="preparing the toolkit and torch")
+        listener(Step(now(), "compile"))
+        failed = realise(plan, missing, admission_for(plan.spec, plan.cores, budget), listener, clock=now)
+        if failed:
+            raise _explain(plan, failed, len(kernels))
+    listener(Step(now(), "link"))
+    built = _run(plan, plan.link_argv, listener, now, doing=f"building {plan.spec.package}")
+    wheels = copy_wheels(plan.nix, outputs(built)["out"], dist)
     listener(Over(now(), wheels=tuple(str(wheel) for wheel in wheels)))
     return wheels
 

@@ -31,8 +31,7 @@ class Kernel:
 class Plan:
     """One build: the nix that does it, the pinned files it needs in the store, and how nix is called for it.
 
-    `cores` is how many kernels are compiled at once by `argv`, which is what `pybuild command` prints and what
-    `pybuild build` runs in the end.
+    `cores` is how many kernels are compiled at once at most.
     """
 
     spec: BuildSpec
@@ -45,25 +44,28 @@ class Plan:
 
     @property
     def argv(self) -> list[str]:
-        """The command line that makes the wheel: a derivation a kernel, and upstream's setup.py over their objects."""
-        return self.nix.build_argv(
-            f"path:{self.flake}",
-            f"{self.spec.package}.fromObjects",
-            cores=len(self.spec.architectures),
-            max_jobs=self.cores,
-            overrides=self.overrides,
-            sandbox_paths=self.sandbox_paths,
-            extra=["--print-build-logs"],
-        )
+        """The command line that builds the package as one derivation, inside which the gate holds memory.
+
+        What `pybuild command` prints: it needs nothing of pybuild.
+        """
+        return self._build(self.spec.package, cores=self.cores, max_jobs=1)
+
+    @property
+    def link_argv(self) -> list[str]:
+        """The command line that makes the wheel of objects from the store, by upstream's setup.py."""
+        return self._build(f"{self.spec.package}.fromObjects", cores=len(self.spec.architectures), max_jobs=1)
 
     @property
     def inputs_argv(self) -> list[str]:
-        """The command line that builds what every kernel needs: the toolkit, torch's headers, the sources."""
+        """The command line that builds what every kernel needs: the toolkit, torch, the sources."""
+        return self._build(f"{self.spec.package}.inputs", cores=1, max_jobs=self.cores)
+
+    def _build(self, attr: str, *, cores: int, max_jobs: int) -> list[str]:
         return self.nix.build_argv(
             f"path:{self.flake}",
-            f"{self.spec.package}.inputs",
-            cores=self.cores,
-            max_jobs=self.cores,
+            attr,
+            cores=cores,
+            max_jobs=max_jobs,
             overrides=self.overrides,
             sandbox_paths=self.sandbox_paths,
             extra=["--print-build-logs"],

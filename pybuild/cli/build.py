@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from pybuild.build import fetch_inputs, run_build
 from pybuild.cli.options import build_options, plan_options, planned
-from pybuild.events import Event, Reading, Said
-from pybuild.schedule import Fixed
+from pybuild.gated import live_budget
+from pybuild.machine import Here
+from pybuild.record import head_of
+from pybuild.watch import watching
 
 
 @click.command(epilog="Example: pybuild build flash-attn --release cu130 --head-dim 64 --dtype bf16")
@@ -23,18 +27,18 @@ from pybuild.schedule import Fixed
     show_default=True,
     help="Where the wheel goes.",
 )
-def command(dist: Path, **options: Any) -> None:
+@click.option("--log", type=click.File("w", lazy=True), help="Keep all that nix says in this file.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the compilers' command lines and all that they say.")
+def command(dist: Path, log: TextIO | None, verbose: bool, **options: Any) -> None:
     """Build PACKAGE (flash-attn) and print the wheel's path.
 
-    Fetches what is not in the store yet, compiles the kernels that are not there, and runs the line that `pybuild
-    command` prints. What was finished is never lost: the same command goes on where it was stopped.
+    Fetches what is not in the store yet, compiles the kernels that are not there, each as a derivation of its own, and
+    links the wheel. What was finished is never lost: the same command goes on where it was stopped.
     """
     plan = planned(options)
     fetch_inputs(plan)
-    for wheel in run_build(plan, dist, Fixed(plan.cores), _show, budget=0):
+    head = head_of(plan.spec.package, ["pybuild", *sys.argv[1:]], plan.spec.model_dump(mode="json"))
+    with watching(head, verbose=verbose, log=log) as listener:
+        wheels = run_build(plan, dist, listener, budget=live_budget(Here(os.environ)))
+    for wheel in wheels:
         click.echo(wheel)
-
-
-def _show(event: Event) -> None:
-    if not isinstance(event, Reading | Said):
-        click.echo(event, err=True)
