@@ -26,6 +26,10 @@ from pybuild.venv import Environment, read_environment
 from pybuild.wheel import Artifact, missing_symbols
 
 
+_PATIENCE = 10.0
+"""Seconds that a program gets to answer. It answers in 0.02; on a machine that swaps, patience beats a wrong finding."""
+
+
 def missing_for(artifact: Artifact, environment: Environment | None) -> tuple[str, ...] | None:
     """The symbols of torch that a wheel needs and the torch of `environment` lacks; None where there is no torch."""
     if environment is None or not environment.torch_libraries:
@@ -126,7 +130,7 @@ def _host(environ: Mapping[str, str]) -> Host:
 
 def _output(*argv: str) -> str:
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=1.5, check=True)
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout
@@ -141,13 +145,13 @@ def _no_nix(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _compilers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Versions of g++ by command, the one that builds take first: CXX's, else g++, else one with a version's name."""
+    """Versions of g++ by command, the one that builds take first: CXX's, else g++, else one with a version's name.
+
+    Empty for one that is there and does not say its version.
+    """
     names = [environ.get("CXX") or "g++", "g++", *(f"g++-{major}" for major in range(16, 8, -1))]
-    found = {}
-    for name in dict.fromkeys(names):
-        if shutil.which(name, path=environ.get("PATH")) and (version := _output(name, "-dumpfullversion").strip()):
-            found[name] = version
-    return found
+    here = [name for name in dict.fromkeys(names) if shutil.which(name, path=environ.get("PATH"))]
+    return {name: _output(name, "-dumpfullversion").strip() for name in here}
 
 
 def _cached(environ: Mapping[str, str], environment: Environment | None) -> tuple[CachedTorchWheel, ...]:

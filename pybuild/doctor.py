@@ -394,6 +394,8 @@ def host_compiler(case: Case) -> Iterator[Finding]:
         return
     highest = highest_gcc(cuda)
     versions = {command: int(m[0]) for command, v in case.compilers.items() if (m := re.match(r"[0-9]{1,3}", v))}
+    if case.compilers and not versions:
+        return
     if not versions:
         yield Finding(
             code="compiler-missing",
@@ -522,14 +524,17 @@ def max_jobs(case: Case) -> Iterator[Finding]:
     if forecast.peak <= host.memory.available:
         return
     which = f"MAX_JOBS={jobs}" if text else f"MAX_JOBS is not set; flash-attn's setup.py takes {jobs} on this machine"
+    wanted = tuple(map(_dotless, _wanted(case)))
+    narrow = case.forecast(wanted, 1, jobs)
     yield Finding(
         code="max-jobs",
         breaks="pip install",
         seen=f"{which}, for architectures {';'.join(archs)} with NVCC_THREADS={threads}: {format_gib(forecast.peak)} "
-        f"at the peak, and {format_gib(host.memory.available)} are available; {forecast.fit} fit",
+        f"at the peak, and {format_gib(host.memory.available)} are available; "
+        f"{forecast.fit if forecast.fit < jobs else 'not even one'} would fit",
         why="The jobs' spikes of memory come together; the kernel kills a compiler, and the build ends with it.",
-        mend=f"pybuild run -- pip install --no-build-isolation {case.spec.package}\n"
-        f"export MAX_JOBS={forecast.fit}  # without pybuild, slower",
+        mend=f"export FLASH_ATTN_CUDA_ARCHS='{';'.join(wanted)}' NVCC_THREADS=1 MAX_JOBS={narrow.fit}\n"
+        f"pybuild run -- pip install --no-build-isolation {case.spec.package}  # with or without that, never too many",
     )
 
 

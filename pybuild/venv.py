@@ -61,7 +61,7 @@ def active_python(environ: Mapping[str, str]) -> str | None:
 
 
 def read_environment(environ: Mapping[str, str]) -> Environment | None:
-    """The active environment; None where there is no Python, or one that does not answer within two seconds.
+    """The active environment; None where there is no Python, or one that does not answer within ten seconds.
 
     torch is not imported, which takes seconds: torch/version.py says its version (its metadata leave the `+cu128` out).
     """
@@ -70,7 +70,7 @@ def read_environment(environ: Mapping[str, str]) -> Environment | None:
         return None
     try:
         asked = subprocess.run(
-            [python, "-c", _ASK], capture_output=True, text=True, timeout=2, check=True, env=dict(environ)
+            [python, "-c", _ASK], capture_output=True, text=True, timeout=10, check=True, env=dict(environ)
         )
         answer = _Answer.model_validate_json(asked.stdout)
     except (OSError, subprocess.SubprocessError, ValidationError):

@@ -322,6 +322,9 @@ def test_a_host_compiler_that_nvcc_refuses() -> None:
 def test_a_host_compiler_that_is_too_old_or_missing() -> None:
     assert "C++17" in found(but(SOUND, compilers={"g++": "8.5.0"}), "compiler-range").why
     assert found(but(SOUND, compilers={}), "compiler-missing").mend == "sudo apt-get install g++"
+    # One that is there and does not say its version; nobody looked.
+    assert codes(but(SOUND, compilers={"g++": ""})) == []
+    assert codes(but(SOUND, compilers=None)) == []
 
 
 @pytest.mark.parametrize("name", doctor.BUILD_TOOLS)
@@ -349,16 +352,18 @@ def test_max_jobs_that_does_not_fit() -> None:
 
     def forecast(archs: tuple[str, ...], threads: int, jobs: int) -> Forecast:
         asked.append((archs, threads, jobs))
-        return Forecast(peak=jobs * 11 * GIB, fit=8)
+        return Forecast(peak=jobs * 11 * GIB, fit=8 if len(archs) == 4 else 24)
 
     case = but(SOUND, environ={"MAX_JOBS": "32"}, forecast=forecast)
     finding = found(case, "max-jobs")
     assert finding.breaks == "pip install"
     assert "MAX_JOBS=32, for architectures 80;90;100;120 with NVCC_THREADS=4" in finding.seen
-    assert "352.0 GiB at the peak, and 288.0 GiB are available; 8 fit" in finding.seen
+    assert "352.0 GiB at the peak, and 288.0 GiB are available; 8 would fit" in finding.seen
+    assert "export FLASH_ATTN_CUDA_ARCHS='100' NVCC_THREADS=1 MAX_JOBS=24\n" in finding.mend
     assert "pybuild run -- pip install --no-build-isolation flash-attn" in finding.mend
-    assert "export MAX_JOBS=8" in finding.mend
-    assert asked == [(("80", "90", "100", "120"), 4, 32)]
+    assert asked == [(("80", "90", "100", "120"), 4, 32), (("100",), 1, 32)]
+    one = but(case, environ={"MAX_JOBS": "1"}, memory=memory(8 * GIB))
+    assert "not even one would fit" in found(one, "max-jobs").seen
     assert "max-jobs" not in codes(but(case, environ={"MAX_JOBS": "8"}))
     codes(but(case, environ={"MAX_JOBS": "9", "FLASH_ATTN_CUDA_ARCHS": "100", "NVCC_THREADS": "1"}))
     assert asked[-1] == (("100",), 1, 9)
