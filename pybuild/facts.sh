@@ -1,6 +1,6 @@
 # Prints what pybuild/host.py reads of a machine: `>NAME` and the lines of each file and answer, `|` before each line.
 # For any POSIX shell; files are read with nothing else. Run as `sh facts.sh [QUESTION]`: without one, everything.
-# $ROOT is for tests: files are read below it, programs' answers from the recorded ones there.
+# $PYBUILD_ROOT is for tests: files are read below it, programs' answers from the recorded ones there.
 
 LC_ALL=C
 export LC_ALL
@@ -148,7 +148,7 @@ answer() {
   fi
 }
 
-ROOT=${ROOT:-}
+ROOT=${PYBUILD_ROOT:-}
 if [ $# -gt 0 ]; then
   answer "$1"
   exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,10 @@ def test_no_limit(text: str) -> None:
 
 def test_without_mountinfo_the_usual_places_are_read() -> None:
     assert with_limit("17179869184") == 16 * 2**30
+
+
+def test_a_users_own_root_is_left_alone() -> None:
+    """Some set ROOT (CERN's, a build's): it must not be taken for a recorded machine."""
+    with_root = read_host(environ={**os.environ, "ROOT": "/nonexistent"})
+    assert with_root.machine == os.uname().machine
+    assert with_root.disk is not None

@@ -139,7 +139,7 @@ def test_what_the_script_sends_gives_the_same_host(name: str, shell: str) -> Non
     if shutil.which(argv[0]) is None:
         pytest.skip(f"no {argv[0]} here")
     # The shell alone: no other program is needed for the files.
-    environ = {"ROOT": str(MACHINES / name), "PATH": "/nonexistent"}
+    environ = {"PYBUILD_ROOT": str(MACHINES / name), "PATH": "/nonexistent"}
     done = subprocess.run(
         [shutil.which(argv[0]) or "", *argv[1:], FACTS_SH], env=environ, capture_output=True, text=True, check=True
     )
@@ -410,7 +410,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         'while [ "$1" != -- ]; do shift; done\n'
         'case $2 in *nowhere*) echo "ssh: Could not resolve hostname nowhere" >&2; exit 255 ;; esac\n'
         'echo "Welcome! > not a fact"\n'
-        f'export ROOT="{MACHINES}/docker-v2"\n'
+        f'export PYBUILD_ROOT="{MACHINES}/docker-v2"\n'
         'exec sh -c "$3"\n'
     )
     program.chmod(0o755)
