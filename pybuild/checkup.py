@@ -25,9 +25,8 @@ from pybuild.spec import RELEASES, BuildSpec
 from pybuild.venv import Environment, read_environment
 from pybuild.wheel import Artifact, missing_symbols
 
-
 _PATIENCE = 10.0
-"""Seconds that a program gets to answer. It answers in 0.02; on a machine that swaps, patience beats a wrong finding."""
+"""Seconds that a program gets to answer. It answers in 0.02; on a machine that swaps, waiting beats a wrong finding."""
 
 
 def missing_for(artifact: Artifact, environment: Environment | None) -> tuple[str, ...] | None:

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pybuild import capability
@@ -44,18 +44,25 @@ def test_what_runs_where(code: str, gpu: str, runs: bool) -> None:
     assert runs_on(Code.parse(code), Capability.parse(gpu)) is runs
 
 
+# On a machine that others use as well, an example may take long.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@patient
 @given(capabilities, capabilities)
 def test_a_cubin_never_runs_on_another_major(code: Capability, gpu: Capability) -> None:
     if code.major != gpu.major:
         assert not runs_on(Code(code), gpu)
 
 
+@patient
 @given(capabilities, capabilities)
 def test_ptx_runs_wherever_the_cubin_does(code: Capability, gpu: Capability) -> None:
     if runs_on(Code(code), gpu):
         assert runs_on(Code(code, "ptx"), gpu)
 
 
+@patient
 @given(st.builds(Code, capabilities, st.sampled_from(["cubin", "ptx", "lto"]), st.sampled_from(["", "a", "f"])))
 def test_names_are_read_back(code: Code) -> None:
     assert Code.parse(str(code)) == code

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pybuild import checkup, doctor
@@ -565,6 +565,11 @@ cases = st.builds(
 )  # fmt: skip
 
 
+# On a machine that others use as well, an example may take long.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@patient
 @given(cases)
 def test_any_case_has_an_answer(case: Case) -> None:
     for finding in findings(case):

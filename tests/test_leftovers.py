@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pybuild.leftovers import Process, find_leftovers, read_processes
@@ -106,6 +106,11 @@ processes = st.builds(
 )  # fmt: skip
 
 
+# On a machine that others use as well, an example may take long.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@patient
 @given(st.lists(processes))
 def test_any_table_has_an_answer(table: list[Process]) -> None:
     for left in find_leftovers(table):
@@ -151,6 +156,7 @@ def test_no_proc_at_all(tmp_path: Path) -> None:
     assert read_processes(tmp_path) == []
 
 
+@patient
 @given(st.text(max_size=60))
 def test_any_stat_is_read_or_left_out(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     root = tmp_path_factory.mktemp("proc")

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pybuild.capability import Capability
@@ -215,7 +215,7 @@ def test_an_entry_of_no_size_ends() -> None:
         list(read_fatbins(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["zstd.o", "extension.so", "libc10.so"]))
