@@ -33,8 +33,9 @@ let
   # From CUDA 13.0 apart from nvcc.
   ++ lib.optional (lib.versionAtLeast cudaPackages.cudaMajorMinorVersion "13.0") "cuda_crt";
 
-  # Without the archives of static libraries, which are larger than all the rest.
-  outputsOf = part: map (output: part.${output}) (lib.remove "static" part.outputs);
+  # Without the archives of static libraries, which are larger than all the rest, and examples.
+  outputsOf =
+    part: map (output: part.${output}) (lib.subtractLists [ "sample" "static" ] part.outputs);
 in
 symlinkJoin {
   pname = "cuda-toolkit";

@@ -49,8 +49,9 @@ wheels.unpackWheels {
   + lib.optionalString wheels.isPatched ''
     cp ${./torch_driver.py} "$site/torch/_pybuild_driver.py"
     # Before anything that loads CUDA.
-    sed -i '0,/^import builtins$/s//import torch._pybuild_driver\nimport builtins/' "$site/torch/__init__.py"
-    grep -qx 'import torch._pybuild_driver' "$site/torch/__init__.py"
+    sed -i '0,/^import builtins$/s//from torch._pybuild_driver import provide_driver as _provide_driver\n_provide_driver()\n&/' \
+      "$site/torch/__init__.py"
+    grep -qx '_provide_driver()' "$site/torch/__init__.py"
   '';
 
   # The whole of it has to load in the sandbox, without a GPU, and be the pair of versions that the release says.
