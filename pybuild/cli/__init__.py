@@ -64,9 +64,8 @@ def main() -> None:
     """Entry point: runs the command, and turns every error of ours into one message and an exit status."""
     end_in_order()
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as end:
-        sys.exit(end.exit_code)
+        # Outside its standalone mode click returns the status of an Exit, and 0 after --help.
+        sys.exit(cli(standalone_mode=False))
     except click.Abort:
         click.echo("pybuild: stopped", err=True)
         sys.exit(130)
