@@ -5,6 +5,7 @@
 LC_ALL=C
 export LC_ALL
 # Programs that a shell without a login doesn't find; the user's own PATH comes first.
+own_path=$PATH
 PATH=$PATH:/usr/sbin:/sbin:/usr/lib/wsl/lib:/run/current-system/sw/bin:/nix/var/nix/profiles/default/bin
 PATH=$PATH:${HOME:-/nonexistent}/.nix-profile/bin:/usr/local/cuda/bin
 export PATH
@@ -75,7 +76,8 @@ gpus() {
 
 # Of each CUDA toolkit: PATH=the folder, REAL=it without links, then what nvcc prints. NVCC=the one on PATH.
 toolkits() {
-  if nvcc=$(command -v nvcc); then
+  # What torch and CMake would find.
+  if nvcc=$(PATH=$own_path && command -v nvcc); then
     printf 'NVCC=%s\n' "$nvcc"
     nvcc=${nvcc%/bin/nvcc}
   fi

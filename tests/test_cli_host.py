@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from pybuild.cli.host import command, describe, host_from_options
 from pybuild.errors import PybuildError
 from pybuild.host import host_of, read_host
-from pybuild.machine import Sent
+from pybuild.installed import read_nvcc_on_path
+from pybuild.machine import Sent, machine_at
 
 MACHINES = Path(__file__).parent / "machines"
 
@@ -90,3 +91,15 @@ def test_a_users_own_root_is_left_alone() -> None:
     with_root = read_host(environ={**os.environ, "ROOT": "/nonexistent"})
     assert with_root.machine == os.uname().machine
     assert with_root.disk is not None
+
+
+def test_an_nvcc_that_the_users_path_lacks_is_not_on_it(tmp_path: Path) -> None:
+    """The script looks in more places for programs than torch does for nvcc."""
+    nvcc = tmp_path / ".nix-profile/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    assert read_nvcc_on_path(machine_at(Path("/"), environ)) != str(nvcc)
+    environ["PATH"] = f"{nvcc.parent}:/usr/bin:/bin"
+    assert read_nvcc_on_path(machine_at(Path("/"), environ)) == str(nvcc)
