@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -72,10 +68,17 @@ class Here(_Files):
 
     @cached_property
     def _answers(self) -> dict[str, str | None]:
+        # Imported where programs are asked: recommend-cores asks none, and these take 7 ms of its 100.
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
             return dict(zip(QUESTIONS, pool.map(self._ask, QUESTIONS), strict=True))
 
     def _ask(self, question: str) -> str | None:
+        import contextlib
+        import signal
+        import subprocess
+
         try:
             asked = subprocess.Popen(
                 ["/bin/sh", FACTS_SH, question],
@@ -149,6 +152,8 @@ def ask_over_ssh(destination: str, environ: Mapping[str, str]) -> Machine:
 
     Raises PybuildError where ssh does not get there, or what answers is no such shell.
     """
+    import subprocess
+
     if destination.startswith("-") or not destination:
         raise PybuildError(f"--host {destination}: not a machine's name", "Write it as ssh takes it: user@machine.")
     remedy = f"Try it by hand: ssh {destination} true"
