@@ -1,18 +1,37 @@
 """Admission control for compilers, so that memory lasts. Standard library only, runs inside builds.
 
+    python -m pybuild.gate --cores N --curves FILE [--budget BYTES] -- COMMAND...     a build, gated
+
 A compile's memory is a spike and a long cheap tail. The gate knows that shape (a curve, pybuild/curve.py), sees what
 each running compile holds now, and lets the next one in when the sum of all that is to come fits the budget at every
 moment.
+
+The file holds {NAME: [[seconds, bytes], ...]}: memory over time of each compile, by the stem of its source. `*.cu` and
+`*.cpp` stand for all others. COMMAND gets PYBUILD_LAUNCHER, the start of a command line that puts a compiler under the
+gate (pybuild/launch.py), and MAX_JOBS.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
 import math
+import os
+import selectors
+import shutil
+import signal
+import socket
 import struct
+import sys
+import tempfile
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn, Protocol
 
 from pybuild.curve import Curve
 
@@ -158,8 +177,7 @@ class Admission:
     step: float = 0.5
     alone: set[str] = field(default_factory=set)
     _runs: dict[str, _Run] = field(default_factory=dict)
-    _shapes: dict[Curve, _Shape] = field(default_factory=dict)
-    _of_key: dict[str, _Shape] = field(default_factory=dict)
+    _shapes: dict[int, _Shape] = field(default_factory=dict)  # by the identity of the curve, which hashes slowly
     _ones: int = 1
     _asked: dict[str, float] = field(default_factory=dict)
     _stopped: dict[str, float] = field(default_factory=dict)
@@ -229,14 +247,21 @@ class Admission:
                 self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
             self._runs[key].look(now, reading)
 
+    def forget(self, key: str) -> None:
+        """A compile that is over, or does not want to start any more."""
+        for known in (self._asked, self._ratios, self._stopped, self._runs):
+            known.pop(key, None)
+        self.alone.discard(key)
+
+    def highest(self, key: str) -> float:
+        """The most that a running compile was seen to hold, in bytes."""
+        return self._runs[key].highest if key in self._runs else 0.0
+
     def _shape(self, key: str) -> _Shape:
-        found = self._of_key.get(key)
+        curve = self.curve_of(key)
+        found = self._shapes.get(id(curve))
         if found is None:
-            curve = self.curve_of(key)
-            found = self._shapes.get(curve)
-            if found is None:
-                found = self._shapes[curve] = _Shape(curve, self.step)
-            self._of_key[key] = found
+            found = self._shapes[id(curve)] = _Shape(curve, self.step)
         return found
 
     def _needs(self, key: str) -> int:
@@ -263,3 +288,494 @@ class Admission:
     def _start(self, key: str, now: float) -> str:
         self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
         return key
+
+
+# ---- what the machine has now
+
+# Of the memory that is there for the build, this part is the budget.
+PART = 0.9
+
+# Seconds between two looks at what runs.
+INTERVAL = 0.5
+
+
+class Seen(NamedTuple):
+    """A process group as /proc shows it: a Reading."""
+
+    memory: int
+    tool: str
+
+
+def groups(proc: str = "/proc") -> dict[int, Seen]:
+    """Memory and main tool of each process group, by its number."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    memory: dict[int, int] = {}
+    largest: dict[int, tuple[int, str]] = {}
+    for name in os.listdir(proc):  # noqa: PTH208 (twice as fast as pathlib, with thousands of processes)
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"{proc}/{name}/stat", "rb") as file:  # noqa: PTH123
+                text = file.read()
+        except OSError:
+            continue
+        # The name stands in parentheses and may hold any character, parentheses among them: proc(5).
+        _, _, rest = text.partition(b"(")
+        tool, _, fields = rest.rpartition(b") ")
+        values = fields.split()
+        group, rss = int(values[2]), int(values[21]) * page
+        if values[0] == b"Z":
+            continue
+        memory[group] = memory.get(group, 0) + rss
+        if rss >= largest.get(group, (0, ""))[0]:
+            largest[group] = (rss, tool.decode(errors="replace"))
+    return {group: Seen(held, largest[group][1]) for group, held in memory.items()}
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None  # not there, or "max"
+
+
+def _rows(path: str) -> dict[str, int]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in map(str.split, lines) if len(words) > 1}
+
+
+def _cgroups() -> Iterator[tuple[bool, str]]:
+    """Folders of the cgroups above this process that may limit memory, and whether they are of version 2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        elif "memory" in controllers.split(","):
+            roots = ["/sys/fs/cgroup/memory"]
+        else:
+            continue
+        for root in roots:
+            for folder in (Path(path), *Path(path).parents):
+                yield number == "0", f"{root}{folder}"
+
+
+def available() -> int:
+    """Bytes that programs can still take here: MemAvailable, or what the cgroups above leave, if that is less.
+
+    The same rule as pybuild.cgroup has, of which this needs a few lines twice a second, inside builds: page cache that
+    is neither mapped nor dirty counts as free.
+    """
+    least = _rows("/proc/meminfo").get("MemAvailable", 0) * 1024
+    for v2, folder in _cgroups():
+        limit = _number(f"{folder}/memory.max" if v2 else f"{folder}/memory.limit_in_bytes")
+        used = _number(f"{folder}/memory.current" if v2 else f"{folder}/memory.usage_in_bytes")
+        if limit is None or used is None or limit >= 1 << 60:
+            continue
+        rows = _rows(f"{folder}/memory.stat")
+        names = ("active_file", "inactive_file") if v2 else ("total_active_file", "total_inactive_file")
+        kept = ("file_mapped", "file_dirty") if v2 else ("total_mapped_file", "total_dirty")
+        cache = sum(rows.get(name, 0) for name in names) - sum(rows.get(name, 0) for name in kept)
+        least = min(least, limit - used + max(0, cache))
+    return max(0, least)
+
+
+# ---- the server
+
+# A compile of which nothing is known: more than any compile for one architecture that was measured needs (nvcc 13.0),
+# and than flash-attn's C++ (profiles/flash-attn-2.8.3.json).
+_GIB = 1024**3
+CAUTIOUS = {
+    "cuda": Curve((0.0, 10.0, 240.0), (0.0, 8.0 * _GIB, 8.0 * _GIB)),
+    "c++": Curve((0.0, 10.0, 120.0), (0.0, 2.0 * _GIB, 2.0 * _GIB)),
+}
+_SUFFIX = {"cuda": "*.cu", "c++": "*.cpp"}
+
+
+def read_curves(path: str) -> dict[str, Curve]:
+    """The curves of a file. Raises ValueError, with what is wrong, for anything else."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+        return {
+            str(name): Curve(tuple(float(t) for t, _ in points), tuple(float(m) for _, m in points))
+            for name, points in found.items()
+        }
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no curves, {{NAME: [[seconds, bytes], ...]}}: {error}") from error
+
+
+@dataclass
+class _Launcher:
+    """A connection, and what is asked for over it. `group` is the process group of its compiler."""
+
+    key: str
+    connection: socket.socket
+    name: str = ""
+    kind: str = "cuda"
+    received: bytes = b""
+    waits: bool = False
+    group: int = 0
+    stopping: bool = False
+    gone: bool = False
+    began: float = 0.0
+
+
+class Server:
+    """The gate at a Unix socket: hears the launchers, looks at what runs, lets in, and stops."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        curves: Mapping[str, Curve],
+        cores: int,
+        *,
+        budget: int | None = None,
+        log: Callable[[str], object] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._curves = dict(curves)
+        self._fixed = budget
+        self._log = log
+        self._clock = clock
+        self._launchers: dict[str, _Launcher] = {}
+        self._numbers = iter(range(1, 1 << 60))
+        self._available = 0
+        self._unseen = 0.0
+        longest = max((curve.duration for curve in curves.values()), default=240.0)
+        self.admission = Admission(self._curve_of, self._budget, cores, step=max(0.5, longest / 400))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._listener = listener
+        listener.setblocking(False)
+
+    def serve(self) -> NoReturn:
+        """Go on for ever."""
+        while True:
+            busy = bool(self._launchers)
+            for selected, _ in self._selector.select(INTERVAL if busy else None):
+                if selected.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._hear(selected.data)
+            self.decide()
+
+    def decide(self) -> None:
+        """Look at what runs; stop and let in accordingly."""
+        now = self._clock()
+        seen = groups() if any(launcher.group for launcher in self._launchers.values()) else {}
+        self._available = available() if self._fixed is None else 0
+        readings: dict[str, Seen] = {}
+        self._unseen = 0.0
+        for key, launcher in list(self._launchers.items()):
+            reading = seen.get(launcher.group, Seen(0, "")) if launcher.group else Seen(0, "")
+            if launcher.gone and not reading.memory:
+                self._forget(launcher)
+            elif launcher.stopping:
+                self._unseen += reading.memory
+            elif not launcher.waits:
+                readings[key] = reading
+        for key in self.admission.evict(now, readings):
+            launcher = self._launchers[key]
+            launcher.stopping = True
+            self._unseen += readings.pop(key).memory
+            self._send(launcher, "stop")
+            self._log(f"stop\t{launcher.name}")
+        waiting = [key for key, launcher in self._launchers.items() if launcher.waits]
+        for key in self.admission.admit(now, readings, waiting):
+            launcher = self._launchers[key]
+            launcher.waits, launcher.began = False, now
+            self._send(launcher, "go")
+            self._log(f"go\t{launcher.name}")
+
+    def _budget(self, held: float) -> float:
+        held += self._unseen
+        total = self._fixed if self._fixed is not None else PART * (self._available + held)
+        return total - self._unseen
+
+    def _curve_of(self, key: str) -> Curve:
+        launcher = self._launchers[key]
+        return self._curves.get(launcher.name) or self._curves.get(_SUFFIX[launcher.kind]) or CAUTIOUS[launcher.kind]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            launcher = _Launcher(str(next(self._numbers)), connection)
+            self._selector.register(connection, selectors.EVENT_READ, launcher)
+
+    def _hear(self, launcher: _Launcher) -> None:
+        try:
+            received = launcher.connection.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._selector.unregister(launcher.connection)
+            launcher.connection.close()
+            launcher.gone = True
+            if launcher.waits or not launcher.group:
+                self._forget(launcher)
+        *lines, launcher.received = (launcher.received + received).split(b"\n")
+        for line in lines:
+            words = line.decode(errors="replace").split("\t")
+            if words[0] == "ask" and len(words) >= 3:
+                self._ask(launcher, *words[1:])
+            elif words[0] == "runs" and len(words) == 2 and words[1].isdigit():
+                launcher.group = int(words[1])
+
+    def _ask(self, launcher: _Launcher, name: str, kind: str, *how: str) -> None:
+        launcher.name, launcher.kind = name, kind if kind in CAUTIOUS else "cuda"
+        launcher.waits, launcher.stopping, launcher.group = True, False, 0
+        self._launchers[launcher.key] = launcher
+        if "alone" in how:
+            self.admission.alone.add(launcher.key)
+
+    def _forget(self, launcher: _Launcher) -> None:
+        self._launchers.pop(launcher.key, None)
+        highest = self.admission.highest(launcher.key)
+        self.admission.forget(launcher.key)
+        self._log(f"end\t{launcher.name}\t{self._clock() - launcher.began:.1f}\t{highest:.0f}")
+
+    def _send(self, launcher: _Launcher, word: str) -> None:
+        with contextlib.suppress(OSError):  # it is gone, which the next read shows
+            launcher.connection.sendall(word.encode() + b"\n")
+
+
+# ---- a build under the gate
+
+# Seconds that a build has to end by itself after a signal, and then after SIGTERM to all of it.
+_GRACE = (0.8, 0.4)
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+class _Signal(Exception):
+    """We got a signal that ends us."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _catch() -> None:
+    """Make signals that end us an exception; what the user wants ignored (nohup) stays ignored."""
+
+    def caught(number: int, frame: FrameType | None) -> None:
+        raise _Signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, caught)
+
+
+def _uncatch() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _descendants(proc: str = "/proc") -> list[int]:
+    """All processes below this one."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir(proc):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError), open(f"{proc}/{name}/stat", "rb") as file:  # noqa: PTH123
+                fields = file.read().rpartition(b") ")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found, pending = [], [os.getpid()]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def _signal_all(number: int) -> None:
+    for pid in _descendants():
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def _reap(until: float) -> bool:
+    """Collect children until there are none, then True, or until this moment of time.monotonic()."""
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.02)
+
+
+def _end_all() -> None:
+    """End all processes below this one; whose parents end come to us, a subreaper."""
+    _uncatch()
+    if _reap(time.monotonic() + _GRACE[0]):
+        return
+    _signal_all(signal.SIGTERM)
+    if _reap(time.monotonic() + _GRACE[1]):
+        return
+    while not _reap(time.monotonic() + 0.05):
+        _signal_all(signal.SIGKILL)
+
+
+def gated(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    curves: Mapping[str, Curve],
+    cores: int,
+    *,
+    budget: int | None = None,
+    log: str | None = None,
+) -> int:
+    """Run a command whose compilers are under a gate; its exit status, 128 + n after signal n.
+
+    `budget` in bytes; None follows the machine. `log` is a file that gets a line for whatever the gate does. When this
+    process gets a signal that ends it, or is killed, all that the command started is gone two seconds later. Raises
+    OSError where the command can't be started.
+    """
+    # Two processes watch over the build, this one and a guard, each of which outlives the other: all that they leave
+    # behind comes to the one that is left.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    failed, failed_there = os.pipe()
+    guard = os.fork()
+    if not guard:
+        os.close(failed)
+        try:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            status = _guarded(command, environ, curves, cores, budget, log)
+        except OSError as error:
+            os.write(failed_there, str(error.errno).encode())
+            status = 127
+        os._exit(status)
+    os.close(failed_there)
+    try:
+        _catch()
+        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+    except _Signal as caught:
+        _uncatch()
+        with contextlib.suppress(OSError):
+            os.kill(guard, caught.number)
+        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+    finally:
+        number = os.read(failed, 16)
+        os.close(failed)
+    if status < 0:
+        _end_all()
+        return 128 - status
+    if number:
+        raise OSError(int(number), os.strerror(int(number)), command[0])
+    return status
+
+
+def _guarded(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    curves: Mapping[str, Curve],
+    cores: int,
+    budget: int | None,
+    log: str | None,
+) -> int:
+    folder = tempfile.mkdtemp(prefix="pybuild-gate-")
+    if len(folder) > 80:  # the name of a Unix socket has 108 bytes at most, unix(7)
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="pybuild-gate-", dir="/tmp")
+    try:
+        path = f"{folder}/gate"
+        _catch()
+        server = _start_server(path, curves, cores, budget, log)
+        launcher = f"{sys.executable} -I -S {Path(__file__).absolute().with_name('launch.py')}"
+        # More than run at once: those that wait are what the gate chooses from.
+        jobs = min(4 * cores, cores + 64)
+        added = {"PYBUILD_GATE": path, "PYBUILD_LAUNCHER": launcher, "MAX_JOBS": str(jobs)}
+        build = os.posix_spawnp(command[0], list(command), {**environ, **added})
+        try:
+            while True:
+                pid, status = os.waitpid(-1, 0)
+                if pid == build:
+                    break
+        except _Signal as caught:
+            _uncatch()
+            with contextlib.suppress(OSError):
+                os.kill(build, caught.number)
+            os.kill(server, signal.SIGKILL)
+            _end_all()
+            return 128 + caught.number
+        _uncatch()
+        with contextlib.suppress(OSError):
+            os.kill(server, signal.SIGTERM)
+            os.waitpid(server, 0)
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_server(path: str, curves: Mapping[str, Curve], cores: int, budget: int | None, log: str | None) -> int:
+    """A child that is the gate; its process id."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(1024)
+    pid = os.fork()
+    if pid:
+        listener.close()
+        return pid
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.ExitStack() as stack:
+            write: Callable[[str], object] = lambda _: None  # noqa: E731
+            if log:
+                file = stack.enter_context(Path(log).open("a", buffering=1))
+                write = lambda line: file.write(f"{time.time():.2f}\t{line}\n")  # noqa: E731
+            Server(listener, curves, cores, budget=budget, log=write).serve()
+    finally:
+        os._exit(70)
+
+
+def main() -> int:
+    """`python -m pybuild.gate`; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pybuild.gate", description="Run a build under the gate.")
+    parser.add_argument("--cores", type=int, required=True, help="compiles at once at most")
+    parser.add_argument("--curves", required=True, help="memory over time of each compile, JSON")
+    parser.add_argument("--budget", default="auto", help="bytes that all compiles may hold; auto follows the machine")
+    parser.add_argument("--log", help="a file that gets a line for whatever the gate does")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    if options.cores < 1:
+        parser.error("--cores: at least 1")
+    if options.budget != "auto" and not options.budget.isdigit():
+        parser.error("--budget: a number of bytes, or auto")
+    budget = None if options.budget == "auto" else int(options.budget)
+    try:
+        curves = read_curves(options.curves)
+        return gated(options.command, os.environ, curves, options.cores, budget=budget, log=options.log)
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{options.command[0]} can't be started: {error.strerror}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
