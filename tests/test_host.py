@@ -27,6 +27,8 @@ from pybuild.installed import Toolkit
 from pybuild.machine import FACTS_SH, Sent, ask_over_ssh
 from pybuild.units import GIB, KIB, MIB
 
+# h200-vm and hybrid-v1 are recordings, made there with facts.sh; the others are written by hand, in the formats that
+# the kernels and programs of such machines use.
 MACHINES = Path(__file__).parent / "machines"
 NAMES = sorted(path.name for path in MACHINES.iterdir())
 
