@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import zip_longest
 
@@ -16,6 +16,10 @@ _CELLS = 30
 
 # Part of its expected time that a compile which is over it already is taken to need still.
 _OVERDUE = 0.05
+
+# Weight of the newest forecast among all so far, and the part of the time left beyond which it counts alone.
+_NEWEST = 0.5
+_SURPRISE = 0.25
 
 # Seconds of the steps after the last compile, where no earlier build tells: upstream's setup.py over the objects, the
 # link, the wheel.
@@ -40,6 +44,7 @@ class Forecast:
 
     afterwards: float = AFTERWARDS
     curves: Mapping[str, Curve] | None = None
+    _end: float | None = field(default=None, repr=False)
 
     def left(self, progress: Progress) -> float | None:
         """Seconds until the build ends; None where nothing is known of its compiles yet, and after the end."""
@@ -53,7 +58,16 @@ class Forecast:
         speed = pace(progress, curves)
         running = [(curves[c.name].scaled(time=speed), c.elapsed(progress.now)) for c in progress.of("running")]
         waiting = [curves[c.name].scaled(time=speed) for c in progress.of("waiting")]
-        return play(running, waiting, jobs=progress.cores, budget=progress.budget) + self.afterwards
+        rest = play(running, waiting, jobs=progress.cores, budget=progress.budget) + self.afterwards
+        return self._steadied(progress.now, rest)
+
+    def _steadied(self, now: float, rest: float) -> float:
+        """`rest`, with the earlier forecasts: which kernels fit beside which makes a single one stray by 10 %."""
+        end = now + rest
+        if self._end is None or abs(end - self._end) > _SURPRISE * rest:
+            self._end = end
+        self._end += _NEWEST * (end - self._end)
+        return max(0.0, self._end - now)
 
 
 def _complete(known: Mapping[str, Curve], progress: Progress) -> Mapping[str, Curve]:

@@ -43,7 +43,7 @@ def render(
     `now` is the time in seconds since the build began, `left` the seconds until it ends, None where unknown.
     """
     width = max(1, min(width, _WIDEST))
-    lines = [_title(progress, now, left, width)]
+    lines = [_title(progress, now, left, width, ascii_only)]
     if progress.compiles:
         lines.append(_kernels(progress, width, ascii_only))
     if progress.memory:
@@ -54,11 +54,15 @@ def render(
     lines += _running(progress, now, width, height - len(lines), ascii_only)
     for line in lines:
         line.no_wrap = True
-        line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+        _cut(line, width, ascii_only)
     return lines
 
 
-def _title(progress: Progress, now: float, left: float | None, width: int) -> Text:
+def _cut(line: Text, width: int, ascii_only: bool) -> None:
+    line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+
+
+def _title(progress: Progress, now: float, left: float | None, width: int, ascii_only: bool) -> Text:
     name = Text(progress.package or "pybuild", style="bold")
     step = STEPS.get(progress.step, progress.step)
     elapsed = format_time(now)
@@ -66,7 +70,7 @@ def _title(progress: Progress, now: float, left: float | None, width: int) -> Te
     for part in (" ".join(progress.architectures), step):
         if part and name.cell_len + len(part) + len(ends) + 4 <= width:
             name.append(f"  {part}", style="dim" if part == step else "")
-    return _spread(name, Text(ends), width)
+    return _spread(name, Text(ends), width, ascii_only)
 
 
 def about(seconds: float) -> str:
@@ -80,12 +84,13 @@ def about(seconds: float) -> str:
     return f"about {seconds / 3600:.1f} hours"
 
 
-def _spread(left: Text, right: Text, width: int) -> Text:
+def _spread(left: Text, right: Text, width: int, ascii_only: bool) -> Text:
     """Both on one line, `right` at its end; where there is no room for both, `left` is cut."""
     room = width - right.cell_len - 1
     if room < 1:
         return right
-    left.truncate(room, overflow="ellipsis", pad=True)
+    _cut(left, room, ascii_only)
+    left.pad_right(room - left.cell_len)
     return Text.assemble(left, " ", right)
 
 

@@ -10,7 +10,6 @@ from pybuild.errors import PybuildError
 from pybuild.nix import Cause, known_cause
 from pybuild.progress import Compile, Progress
 from pybuild.units import format_gib, format_time
-from pybuild.wheel import read_artifact
 
 # Compiles that a list of the slowest, or of those that waited, has.
 _LISTED = 3
@@ -76,6 +75,8 @@ def _top(compiles: Sequence[Compile], seconds: Callable[[Compile], float]) -> st
 
 def _wheel(path: Path) -> list[str]:
     """Size, device code, and how to install it."""
+    from pybuild.wheel import read_artifact  # not for those builds that fail
+
     try:
         size = format_gib(path.stat().st_size)
         codes = " ".join(map(str, read_artifact(path).codes))
