@@ -1,6 +1,6 @@
 /*
-  CUDA's libraries from pinned wheels: what torch loads at run time, and, where there is no other and the release has the
-  compiler's wheels (CUDA 13), a toolkit. One derivation for both, so that 2 GB of libraries are in the store once.
+  CUDA's libraries from pinned wheels: what torch loads at run time, and, where there is no other and the release has
+  the compiler's wheels (CUDA 13), a toolkit. One derivation for both, so that 2 GB of libraries are in the store once.
 */
 {
   lib,
@@ -20,8 +20,8 @@ wheels.unpackWheels {
   pins = map (wheels.pick release) (groups.libraries ++ lib.optionals withToolkit groups.toolkit);
   libraries = [ "$out/${python.sitePackages}/nvidia/*/lib" ];
 
-  # What wheels leave out and a toolkit needs: lib64 (nvcc.profile and torch look there), and the names without a version
-  # that a linker asks for.
+  # What wheels leave out and a toolkit needs: lib64 (nvcc.profile and torch look there), and the names without a
+  # version that a linker asks for.
   postInstall = lib.optionalString withToolkit ''
     toolkit=$site/nvidia/cu${lib.versions.major release.cuda}
     ln -s lib "$toolkit/lib64"

@@ -14,8 +14,8 @@ rec {
   /*
     coreCap :: { cores :: Int; memory :: Int; peak :: Int; } -> Int
 
-    Compiles of `peak` bytes that so many cores and bytes of available memory allow, at least 1. What is left to the rest
-    of the machine: 10 %, at least 2 GiB.
+    Compiles of `peak` bytes that so many cores and bytes of available memory allow, at least 1. What is left to the
+    rest of the machine: 10 %, at least 2 GiB.
   */
   coreCap =
     {

@@ -41,9 +41,9 @@ let
       else
         throw ''
           release ${release.name} needs a CUDA ${release.cuda} toolkit, and this package set has none.
-          Three ways out: build with nixpkgs (the default package set, which fetches it); install the CUDA ${release.cuda}
-          toolkit on this machine (/usr/local/cuda-${release.cuda}, or name it with --cuda-home); or take a release whose
-          compiler comes from wheels: --release cu130.'';
+          Three ways out: build with nixpkgs (the default package set, which fetches it); install the toolkit on this
+          machine (/usr/local/cuda-${release.cuda}, or name it with --cuda-home); or take a release whose compiler
+          comes from wheels: --release cu130.'';
 
     fromWheel =
       name:
