@@ -47,7 +47,8 @@ def run_build(plan: Plan, dist: Path, listener: Listener, *, budget: Callable[[f
         listener(Step(now(), "inputs"))
         _run(plan, plan.inputs_argv, listener, now, doing="preparing the toolkit and torch")
         listener(Step(now(), "compile"))
-        failed = realise(plan, missing, admission_for(plan.spec, plan.cores, budget), listener, clock=now)
+        admission = admission_for(plan.spec, plan.cores, budget)
+        failed = realise(plan, missing, admission, listener, budget=budget, clock=now)
         if failed:
             raise _explain(plan, failed, len(kernels))
     listener(Step(now(), "link"))

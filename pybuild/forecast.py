@@ -29,10 +29,13 @@ AFTERWARDS = 30.0
 def expected_curves(package: str, names: Iterable[str], architectures: Sequence[str]) -> dict[str, Curve]:
     """The curve of each of these compiles that pybuild's profile of the package has; those of others are left out.
 
-    One thread a compile, as pybuild builds.
+    With as many threads a compile as there are architectures, as pybuild builds.
     """
     profile = load_profile(package) if package else None
-    return dict(profile.curves(architectures or ("sm_100",), 1, set(names))) if profile else {}
+    if profile is None:
+        return {}
+    architectures = architectures or ("sm_100",)
+    return dict(profile.curves(architectures, len(architectures), set(names)))
 
 
 @dataclass

@@ -6,13 +6,13 @@ import contextlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 import psutil
 
-from pybuild.events import Began, Ended, Evicted, Listener, Reading
+from pybuild.events import Began, Ended, Evicted, Listener, Memory, Reading, Said
 from pybuild.plan import Kernel, Plan
 
 # Seconds between two looks at what runs.
@@ -100,10 +100,13 @@ def realise(
     admission: Admission,
     listener: Listener,
     *,
+    budget: Callable[[float], int] = lambda held: 0,
     clock: Callable[[], float] = time.monotonic,
     interval: float = INTERVAL,
 ) -> list[Failed]:
     """Build the kernels' derivations, each by a nix of its own; those that failed.
+
+    `budget` is only told to the listener: the bytes that compiles may hold together, from those they hold now.
 
     A failure ends no other kernel. Whatever ends this function (Ctrl-C, an error), every nix it started and all below
     them have ended when it returns; what was built until then stays in the store.
@@ -117,9 +120,12 @@ def realise(
             for name in [name for name, run in running.items() if run.process.poll() is not None]:
                 run = running.pop(name)
                 ok = run.process.returncode == 0
+                said = _read(run.output)
                 if not ok:
-                    failed.append(Failed(run.kernel, _read(run.output)))
+                    failed.append(Failed(run.kernel, said))
                 run.stack.close()
+                for line in said.splitlines():
+                    listener(Said(now, f"{name}> {line}"))
                 listener(Ended(now, name, ok, sum(run.cpu.values()), run.peak))
             processes = _by_parent() if running else {}
             readings = {name: run.look(now, processes) for name, run in running.items()}
@@ -133,9 +139,17 @@ def realise(
             for name in admission.admit(now, readings, list(waiting)):
                 running[name] = _start(plan, waiting.pop(name), everything)
                 listener(Began(now, name))
+            listener(_memory(now, readings.values(), budget, min(plan.cores - len(running), len(waiting))))
             if running:
                 time.sleep(interval)
     return failed
+
+
+def _memory(now: float, readings: Iterable[Reading], budget: Callable[[float], int], waiting: int) -> Memory:
+    """The machine now. Those that wait though there are cores for them wait for memory."""
+    used = sum(reading.memory for reading in readings)
+    busy = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
+    return Memory(now, used, budget(used), psutil.virtual_memory().available, max(0, waiting), round(busy, 2))
 
 
 def _start(plan: Plan, kernel: Kernel, everything: contextlib.ExitStack) -> _Running:

@@ -16,7 +16,7 @@ from typing import cast
 import psutil
 import pytest
 
-from pybuild.events import Began, Ended, Event, Reading
+from pybuild.events import Began, Ended, Event, Memory, Reading, Said
 from pybuild.nix import Nix, Store
 from pybuild.plan import Kernel, Plan
 from pybuild.schedule import Fixed, realise
@@ -26,6 +26,7 @@ class Scripts:
     """A plan whose derivations are shell scripts."""
 
     def __init__(self) -> None:
+        self.cores = 2
         self.nix = Nix(("nix",), ("nix-store",), (2, 8), Store("local"), dict(os.environ))
 
     def realise_argv(self, derivation: str) -> list[str]:
@@ -61,6 +62,7 @@ def test_a_kernel_that_fails_ends_no_other_and_is_reported_with_its_words(tmp_pa
     failed, events, said = play(scripts, jobs=2)
     assert failed == ["bad"]
     assert "no such header" in said[0]
+    assert "bad> fatal error: no such header" in [event.text for event in events if isinstance(event, Said)]
     assert (tmp_path / "good").exists()
     assert (tmp_path / "late").exists()
     assert {event.compile for event in events if isinstance(event, Ended) and event.ok} == {"good", "late"}
@@ -77,6 +79,7 @@ def test_memory_and_processor_time_of_all_below_are_seen(tmp_path: Path) -> None
     assert any(event.tool == "cicc" for event in readings)
     (ended,) = [event for event in events if isinstance(event, Ended)]
     assert ended.peak > 2**26
+    assert max(event.used for event in events if isinstance(event, Memory)) > 2**26
     assert ended.cpu > 0.2
 
 
