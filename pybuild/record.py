@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,12 +13,12 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 import platformdirs
-import psutil
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from pybuild import __version__
 from pybuild.errors import PybuildError
 from pybuild.events import Event, Over, Reading, Said
+from pybuild.host import Host, read_host
 from pybuild.progress import TAIL_LINES, Progress
 
 KEPT = 20
@@ -32,22 +30,8 @@ _READING = 0.9
 _EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Event)}
 
 
-class Host(BaseModel):
-    """The machine that built: memory in bytes, of the whole machine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    system: str
-    kernel: str
-    architecture: str
-    processor: str
-    cores: int
-    memory: int
-    python: str
-
-
 class Head(BaseModel):
-    """The facts of a build: when and where it began, what was typed, and the flags that were in force.
+    """The facts of a build: when it began and on which machine, what was typed, and the flags that were in force.
 
     `flags` are the settings of the build as `pybuild config` names them (release, capabilities, ...), with whatever
     else the command wants to be known of it.
@@ -59,7 +43,6 @@ class Head(BaseModel):
     pybuild: str
     started: datetime
     command: tuple[str, ...]
-    folder: str
     package: str
     flags: dict[str, Any] = {}
     host: Host
@@ -86,41 +69,16 @@ def builds_folder() -> Path:
     return platformdirs.user_state_path("pybuild") / "builds"
 
 
-def read_host() -> Host:
-    """The facts of this machine."""
-    try:
-        system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
-    except OSError:
-        system = platform.system()
-    return Host(
-        system=system,
-        kernel=platform.release(),
-        architecture=platform.machine(),
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)),
-        memory=psutil.virtual_memory().total,
-        python=platform.python_version(),
-    )
-
-
-def _processor() -> str:
-    try:
-        match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return ""
-    return match[1] if match else ""
-
-
 def head_of(package: str, command: list[str], flags: Mapping[str, Any]) -> Head:
-    """The head of a build that begins now, in this folder, on this machine."""
+    """The head of a build that begins now, on this machine."""
     return Head(
         pybuild=__version__,
         started=datetime.now(timezone.utc),
         command=tuple(command),
-        folder=str(Path.cwd()),
         package=package,
         flags=dict(flags),
-        host=read_host(),
+        # Without the machine's name: reports are shown to others.
+        host=read_host(programs=False).model_copy(update={"name": ""}),
     )
 
 

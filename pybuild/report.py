@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pybuild.events import Began, Ended, Evicted, Reading
+from pybuild.host import Host
 from pybuild.progress import Compile, Progress, State, Status
-from pybuild.record import Build, Host
+from pybuild.record import Build
 from pybuild.units import GIB, format_gib, format_time
 
 PHASES = ("host", "cicc", "ptxas", "other")
@@ -119,7 +120,7 @@ def report_of(build: Build) -> Report:
         cpu_seconds=progress.cpu,
         cores=progress.cores,
         budget=progress.budget,
-        machine=head.host.memory,
+        machine=head.host.memory.total,
         peak=progress.peak,
         peak_time=progress.peak_time,
         waited=sum(c.waited for c in progress.compiles.values()),
@@ -387,8 +388,10 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield name, _shown(value)
     yield "compiles at once", f"at most {report.cores}"
     host = report.host
-    yield "machine", f"{host.cores} cores, {format_gib(host.memory)}; {host.processor}".rstrip("; ")
-    yield "system", f"{host.system}, Linux {host.kernel}, {host.architecture}, Python {host.python}"
+    memory = host.memory
+    yield "machine", f"{host.cores.usable} cores, {format_gib(memory.total)}"
+    yield "memory at the start", f"{format_gib(memory.available)} available ({memory.because})"
+    yield "system", f"{host.system}, Linux {host.kernel}"
 
 
 def _shown(value: Any) -> str:
