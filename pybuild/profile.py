@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pybuild.curve import Curve
+from pybuild.curve import Curve, measured_curve, rounds, scale
 from pybuild.errors import PybuildError
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, MIB
@@ -47,21 +47,8 @@ class Compile(BaseModel):
     measured: str | None = None
 
     def curve(self) -> Curve:
-        """The curve of this compile, with its true peak.
-
-        The samples kept may miss the peak; the highest of them is raised to it.
-        """
-        times, memory = [0.0], [0.0]
-        for time, mib in self.memory_mib:
-            if time > times[-1]:
-                times.append(time)
-                memory.append(mib * MIB)
-        if self.wall_s > times[-1]:
-            times.append(self.wall_s)
-            memory.append(memory[-1])
-        highest = memory.index(max(memory))
-        memory[highest] = max(memory[highest], self.peak_mib * MIB)
-        return Curve(tuple(times), tuple(memory))
+        """The curve of this compile, with its true peak."""
+        return measured_curve(self.memory_mib, self.wall_s, self.peak_mib)
 
 
 class Profile(BaseModel):
@@ -104,41 +91,13 @@ class Profile(BaseModel):
         ]
 
 
-# Seconds that an architecture takes, relative to sm_100 (profiles/flash-attn-2.8.3.json): three kernels were measured
-# for sm_90 and took 1.79, 1.80 and 2.30 times the time, the one for sm_120 1.08 times. sm_80 was measured together with
-# others only: four architectures took 5.75 to 6.78 times the CPU time of sm_100, which leaves 2.1 for it.
-_TIME = {"sm_80": 2.1, "sm_90": 1.96, "sm_100": 1.0, "sm_120": 1.08}
-
-# Memory of four architectures at once, relative to one: 3.86, 3.59, 3.80 and 3.76 in the four kernels measured. The
-# peaks nearly add up, since they come at nearly the same time: each further one adds 11/12.
-_OVERLAP = 11 / 12
-
-
-def _rounds(architectures: Collection[str], threads: int) -> list[list[float]]:
-    """The times of the architectures relative to sm_100, those compiled at once together, the slowest first."""
-    factors = sorted((_TIME.get(name, max(_TIME.values())) for name in architectures), reverse=True)
-    at_once = max(1, min(threads, len(factors)))
-    return [factors[start : start + at_once] for start in range(0, len(factors), at_once)]
-
-
-def scale(one: Curve, architectures: Collection[str], threads: int) -> Curve:
-    """The curve of a compile for several architectures, from that for sm_100.
-
-    `threads` of them are compiled at once, the rest after them, drawn as one long spike. The time is the slowest's:
-    with four architectures and threads the measured compiles took 2.07 to 2.53 times the time of sm_100 alone.
-    """
-    rounds = _rounds(architectures, threads)
-    at_once = max(map(len, rounds), default=1)
-    return one.scaled(time=sum(map(max, rounds)) or 1.0, memory=1 + _OVERLAP * (at_once - 1))
-
-
 def busy_cores(architectures: Collection[str], threads: int) -> float:
     """How many cores one compile keeps busy, on average: CPU time by wall time.
 
     2.9 for four architectures with four threads; the measured compiles had 2.6 to 2.9.
     """
-    rounds = _rounds(architectures, threads)
-    return sum(map(sum, rounds)) / sum(map(max, rounds)) if rounds else 1.0
+    found = rounds(architectures, threads)
+    return sum(map(sum, found)) / sum(map(max, found)) if found else 1.0
 
 
 def highest_peak(profile: Profile, architectures: int, threads: int) -> int:

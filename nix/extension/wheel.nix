@@ -40,6 +40,25 @@
   meta ? { },
 }:
 
+let
+  smNames = lib.concatMapStringsSep " " (architecture: "sm_${architecture}") architectures;
+  name = lib.replaceStrings [ "_" ] [ "-" ] pname;
+  profile = ../../pybuild/profiles + "/${name}-${version}.json";
+
+  # What holds memory while setup.py compiles: the part of pybuild that needs nothing but Python.
+  gate = builtins.path {
+    name = "pybuild-gate";
+    path = ../..;
+    filter =
+      path: _:
+      lib.elem (baseNameOf path) [
+        "pybuild"
+        "curve.py"
+        "gate.py"
+        "launch.py"
+      ];
+  };
+in
 toPythonModule (
   stdenv.mkDerivation (
     wheels.patched [
@@ -47,7 +66,7 @@ toPythonModule (
       "${cuda-wheels}/${python.sitePackages}/nvidia/*/lib"
     ]
     // {
-      pname = lib.replaceStrings [ "_" ] [ "-" ] pname;
+      pname = name;
       inherit meta postPatch;
       version = "${version}+${localVersion}";
 
@@ -86,7 +105,7 @@ toPythonModule (
         runHook preBuild
         python ${./check_versions.py} ${lib.concatStringsSep " " architectures}
         export NVCC_THREADS=$(( ${toString (lib.length architectures)} < NIX_BUILD_CORES ? ${toString (lib.length architectures)} : NIX_BUILD_CORES ))
-        export MAX_JOBS=$(python ${../jobs.py} "$NIX_BUILD_CORES" "$peakBytes")
+        echo "memory holds $(python ${../jobs.py} "$NIX_BUILD_CORES" "$peakBytes") of these compiles at their peaks; the gate lets in more as they pass theirs"
         mkdir "$NIX_BUILD_TOP/compilers"
         for compiler in "$(type -P "$CXX")" "$(type -P nvcc)"; do
           wrapper=$NIX_BUILD_TOP/compilers/''${compiler##*/}
@@ -94,16 +113,21 @@ toPythonModule (
           chmod +x "$wrapper"
         done
         export CXX=$NIX_BUILD_TOP/compilers/''${CXX##*/} PYTORCH_NVCC=$NIX_BUILD_TOP/compilers/nvcc
-        python setup.py bdist_wheel --dist-dir "$NIX_BUILD_TOP/raw-dist"
+        ${
+          if builtins.pathExists profile then
+            ''PYTHONPATH=${gate} python ${../curves.py} ${profile} "$NVCC_THREADS" ${smNames}''
+          else
+            "echo '{}'"
+        } >"$NIX_BUILD_TOP/curves.json"
+        PYTHONPATH=${gate}:$PYTHONPATH python -m pybuild.gate --cores "$NIX_BUILD_CORES" --curves "$NIX_BUILD_TOP/curves.json" -- \
+          python setup.py bdist_wheel --dist-dir "$NIX_BUILD_TOP/raw-dist"
         runHook postBuild
       '';
 
       installPhase = ''
         runHook preInstall
         mapfile -t objects < <(find build -name '*.o')
-        python ${./check_architectures.py} ${
-          lib.concatStringsSep " " (map (a: "sm_${a}") architectures)
-        } -- "''${objects[@]}"
+        python ${./check_architectures.py} ${smNames} -- "''${objects[@]}"
         mkdir -p "$out/dist" "$out/${python.sitePackages}"
         python ${./tag_wheel.py} "$NIX_BUILD_TOP"/raw-dist/*.whl "$out/dist"
         python ${../unpack_wheels.py} "$out/${python.sitePackages}" "$out"/dist/*.whl
