@@ -22,10 +22,10 @@ from pybuild.units import MIB
 RUNS = 200
 """Runs with uneven durations that a number of jobs has to pass."""
 
-# Factors of a compile's duration, of which each run draws one for each compile. The fp16 and bf16 twins of a kernel are
-# the same work, measured twice: over the 36 pairs of profiles/flash-attn-2.8.3.json one measurement strays by 4 %
-# (standard deviation; the logarithm of a twin's ratio over the root of 2), 11 % at most.
-_FACTORS = (0.89, 0.945, 1.0, 1.055, 1.11)
+# Changes of a compile's duration, of which each run draws one for each compile: so many steps become so many. The fp16
+# and bf16 twins of a kernel are the same work, measured twice: over the 36 pairs of profiles/flash-attn-2.8.3.json one
+# measurement strays by 4 % (standard deviation; the logarithm of a twin's ratio over the root of 2), 11 % at most.
+_CHANGES = ((1, 1), (10, 9), (20, 19), (20, 21), (10, 11))
 
 # Steps of the longest compile in `Trials`: 1 s for flash-attn, whose curves have a reading every 4 s. 300 steps find
 # peaks that are 0 to 1 % lower, and take 1.4 times as long.
@@ -137,13 +137,13 @@ class Trials:
         if sum(curve.peak for curve in curves) >= MIB << 8 * _LANE:
             raise ValueError("curves that hold 4 PiB together")
         step = max(curve.duration for curve in curves) / _STEPS or 1.0
+        measured = [_steps(curve, round(curve.duration / step) or 1) for curve in curves]
+        choices = [_changed(memory) for memory in measured]
+        self._runs = [measured]
         generator = random.Random(0)
-        # Each compile with each duration; in the first run, with the measured one.
-        stretched = [[_steps(curve, round(curve.duration * f / step) or 1) for f in _FACTORS] for curve in curves]
-        self._runs = [[choices[_FACTORS.index(1.0)] for choices in stretched]]
         # Of all that `random` has, random() alone gives the same numbers in every version of Python.
         for _ in range(runs - 1):
-            self._runs.append([choices[int(generator.random() * len(_FACTORS))] for choices in stretched])
+            self._runs.append([changed[int(generator.random() * len(_CHANGES))] for changed in choices])
 
     def together(self) -> Iterator[int]:
         """The peak of the first compile, of the first two, and so on, all started at once, in bytes.
@@ -173,6 +173,30 @@ def _highest(held: int) -> int:
     steps = held.bit_length() // (8 * _LANE) + 1
     memory: tuple[int, ...] = struct.unpack(f"<{steps}I", held.to_bytes(steps * _LANE, "little"))
     return MIB * max(memory)
+
+
+def _changed(memory: bytes) -> list[bytes]:
+    """The steps of a compile with each of its durations.
+
+    Longer, a step of each part comes twice; shorter, two become one that holds the most of both. A rest that makes no
+    full part keeps its length.
+    """
+    steps = struct.unpack(f"<{len(memory) // _LANE}I", memory)
+    # At each step the higher of it and the next.
+    both = struct.pack(f"<{len(steps)}I", *map(max, steps, (*steps[1:], 0)))
+    changed = [memory]
+    for before, after in _CHANGES[1:]:
+        part = before * _LANE
+        rest = len(memory) // part * part
+        pieces: list[bytes] = []
+        for start in range(0, rest, part):
+            last = start + part - _LANE
+            if after < before:
+                pieces += memory[start : last - _LANE], both[last - _LANE : last]
+            else:
+                pieces += memory[start : start + part], memory[last : start + part]
+        changed.append(b"".join((*pieces, memory[rest:])))
+    return changed
 
 
 def _steps(curve: Curve, steps: int) -> bytes:

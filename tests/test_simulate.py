@@ -139,6 +139,7 @@ def test_work_is_conserved_whatever_the_cores(build: list[Curve], jobs: int, cor
 def test_trials_hold_no_less_than_the_same_build_in_continuous_time(build: list[Curve], jobs: int) -> None:
     # All of one length, which is a whole number of steps: then both have the same schedule.
     build = [curve.scaled(time=100 / curve.duration) for curve in build]
+    build = [Curve((*curve.times[:-1], 100.0), curve.memory) for curve in build]
     exact = simulate(build, jobs, cores=1e9).peak
     assert next(Trials(build, 1).peaks(jobs)) >= exact - len(build)
 
@@ -169,7 +170,7 @@ def test_runs_differ_from_each_other_and_not_from_process_to_process() -> None:
     assert [round(peak / GIB, 2) for peak in peaks[:4]] == PINNED
 
 
-PINNED = [19.34, 19.6, 18.09, 18.53]
+PINNED = [19.34, 19.66, 17.89, 18.32]
 
 
 def test_more_memory_than_a_step_can_count() -> None:
