@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybuild.curve import Curve
+from pybuild.curve import Curve, scale
 from pybuild.errors import PybuildError
 from pybuild.profile import (
     CAUTIOUS,
@@ -18,7 +18,6 @@ from pybuild.profile import (
     highest_peak,
     load_profile,
     read_profile,
-    scale,
     workload,
 )
 from pybuild.spec import HEAD_DIMS, BuildSpec
