@@ -26,7 +26,8 @@ def line_of(event: Event, progress: Progress) -> str | None:
             memory = f" in {format_gib(event.budget)}" if event.budget else ""
             target = f" for {' '.join(event.architectures)}" if event.architectures else ""
             count = len(event.compiles)
-            return f"{event.package}{target}: {count} kernels{stored}; at most {event.cores} at once{memory}"
+            kernels = "kernel" if count == 1 else "kernels"
+            return f"{event.package}{target}: {count} {kernels}{stored}; at most {event.cores} at once{memory}"
         case Step(name=name):
             return STEPS.get(name, name)
         case Ended(compile=name, ok=ok, peak=peak, time=time):

@@ -38,7 +38,7 @@ def _outcome(progress: Progress) -> str:
     line = f"{progress.package or 'the build'}: {verb} after {format_time(progress.now)}"
     if progress.status != "done" and progress.compiles:
         kept = len(progress.of("done", "stored"))
-        line += f"; {kept} of {len(progress.compiles)} kernels are finished and kept"
+        line += f"; kernels that are finished and kept: {kept} of {len(progress.compiles)}"
     return line
 
 
@@ -47,7 +47,9 @@ def _took(progress: Progress) -> list[str]:
     lines = []
     if ended:
         stored = len(progress.of("stored"))
-        compiled = f"{len(ended)} kernels compiled" + (f", {stored} taken from the store" if stored else "")
+        compiled = f"{len(ended)} {'kernel' if len(ended) == 1 else 'kernels'} compiled" + (
+            f", {stored} taken from the store" if stored else ""
+        )
         cores = f", {progress.cpu / progress.now:.1f} cores on average" if progress.now else ""
         cpu = f"{format_time(progress.cpu)} of CPU time{cores}; " if progress.cpu else ""
         lines.append(_labelled("time", cpu + compiled))
@@ -80,8 +82,10 @@ def _wheel(path: Path) -> list[str]:
     try:
         size = format_gib(path.stat().st_size)
         codes = " ".join(map(str, read_artifact(path).codes))
-    except (OSError, PybuildError) as error:
-        return [_labelled("wheel", f"{path} can't be read: {error}")]
+    except OSError as error:
+        return [_labelled("wheel", f"{path} can't be read: {error.strerror}")]
+    except PybuildError as error:
+        return [_labelled("wheel", error.what)]
     return [
         _labelled("wheel", f"{path}, {size}" + (f", for {codes}" if codes else "")),
         _labelled("install", f"pip install {shlex.quote(str(path))}"),
@@ -101,7 +105,7 @@ def next_command(cause: Cause | None, command: Sequence[str], cores: int) -> str
     """
     again = shlex.join(command)
     if cause is None or cause.name in ("network", "compiler", "header", "trust", "namespaces"):
-        return f"{again}  # once that is mended: what was finished is not built again"
+        return f"{again}  # when that is mended"
     if cause.name == "memory":
         return shlex.join(_with_cores(command, max(1, cores // 2)))
     if cause.name == "disk":

@@ -38,8 +38,7 @@ def replay(record: Path, seconds: float, verbose: bool, log: TextIO | None) -> N
                 raise KeyboardInterrupt
             listener(replace(event, time=event.time / speed))
             if isinstance(event, Over) and event.error:
-                what, _, remedy = event.error.rpartition("\n\n")
-                raise BuildError(what or event.error, remedy if what else "")
+                raise BuildError(event.error)
 
 
 if __name__ == "__main__":
