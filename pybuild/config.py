@@ -14,7 +14,7 @@ import tomli
 from pydantic import ValidationError
 
 from pybuild.errors import PybuildError
-from pybuild.spec import BuildSpec
+from pybuild.spec import HEAD_DIMS, BuildSpec
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ def _field(key: str, path: Path) -> str:
 def _checked(name: str, key: str, value: Any, path: Path) -> Any:
     """The value, where it is one that the field takes."""
     value = tuple(value) if isinstance(value, list) else value
+    if value == ():
+        raise PybuildError(f"{path}: {key} = []: nothing is selected", f"{_valid(name)} Leave the key out for all.")
     try:
         BuildSpec(**{name: value})
     except ValidationError as error:
@@ -115,7 +117,7 @@ def _valid(name: str) -> str:
     examples = {
         "capabilities": 'a list such as ["9.0", "10.0"]',
         "python": 'a version such as "3.12"',
-        "head_dims": "a list such as [64, 128]",
+        "head_dims": f"a list of {', '.join(map(str, HEAD_DIMS))}",
         "dtypes": 'a list of "fp16" and "bf16"',
         "forward_only": "true or false",
         "package": 'a name such as "flash-attn"',

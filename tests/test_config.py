@@ -41,6 +41,7 @@ def test_pyprojects_table_counts_as_well(tmp_path: Path) -> None:
         ('capabilities = "10.0"', "capabilities = '10.0'", '["9.0", "10.0"]'),
         ('capabilities = ["11.0"]', "11.0", "8.0, 9.0, 10.0, 12.0"),
         ("head-dims = [65]", "65", "32, 64, 96, 128, 192, 256"),
+        ("head-dims = []", "nothing is selected", "32, 64, 96, 128, 192, 256"),
         ("forward-only = 3", "forward-only = 3", "true or false"),
         ("release = ", "is not TOML", ""),
     ],
