@@ -506,6 +506,11 @@ def _cgroup(limit: int) -> Iterator[tuple[Path, str]]:
     pytest.skip("no cgroup can be made here")
 
 
+def _ask(*args: str) -> str:
+    """What pybuild prints."""
+    return subprocess.run([sys.executable, "-m", "pybuild", *args], capture_output=True, text=True, check=True).stdout
+
+
 def _ask_inside(folder: Path, *args: str) -> str:
     """What pybuild prints, run in a cgroup."""
     # The shell enters the cgroup and becomes pybuild.
@@ -527,3 +532,17 @@ def test_the_answer_follows_a_real_cgroup() -> None:
             assert str(folder / file) in memory["because"]
             # Less what Python itself uses.
             assert limit - 200 * MIB <= memory["available"] <= limit
+
+
+def test_the_recommendation_follows_a_real_cgroup() -> None:
+    """As `recommend-cores --memory` says for that limit, on a machine that itself has more."""
+    limits = (8 * GIB, 16 * GIB)
+    if read_host(programs=False).memory.available < max(limits):
+        pytest.skip("too little memory on this machine")
+    answers = []
+    for limit in limits:
+        with _cgroup(limit) as (folder, _):
+            answers.append(_ask_inside(folder, "recommend-cores", "--cores", "16"))
+        given = _ask("recommend-cores", "--cores", "16", "--memory", f"{limit // MIB - 100}M")
+        assert answers[-1] == given
+    assert answers[0] < answers[1]
