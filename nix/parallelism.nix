@@ -2,8 +2,8 @@
   How many compiles may run at once: from the profile of a package, as data that a derivation carries.
 
   The same numbers as pybuild/recommend.py (core_cap) and pybuild/profile.py (highest_peak) give, in whole numbers; the
-  build itself counts with jobs.py, over the memory of the machine that it runs on. tests/test_parallelism.py holds the
-  three to each other.
+  build itself says what jobs.py makes of the machine that it runs on, and lets its gate hold the memory.
+  tests/test_parallelism.py holds the three to each other.
 */
 { lib }:
 
@@ -37,7 +37,7 @@ rec {
     highestPeak :: { compiles :: [Compile]; architectures :: Int; threads :: Int; } -> Int
 
     Bytes that the hungriest of the compiles takes where `threads` architectures are compiled at once: each further one
-    adds 11/12 of the memory of one (measured: pybuild/profile.py, _OVERLAP).
+    adds 11/12 of the memory of one (measured: pybuild/curve.py, _OVERLAP).
   */
   highestPeak =
     {
@@ -112,6 +112,6 @@ rec {
       );
       reason = "a compile for ${
         lib.concatMapStringsSep ", " (a: "sm_${a}") architectures
-      } takes up to ${toString (peakBytes / MiB)} MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores";
+      } takes up to ${toString (peakBytes / MiB)} MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores. The gate in the build lets in more as they pass their peaks";
     };
 }

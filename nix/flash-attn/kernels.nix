@@ -26,21 +26,26 @@ rec {
 
   all = lib.concatMap (
     pass:
-    lib.concatMap (
-      causal:
-      lib.concatMap (
-        headDim:
-        map (dtype: {
-          name = "flash_${pass}_hdim${toString headDim}_${dtype}${lib.optionalString causal "_causal"}_sm80";
-          inherit
-            pass
-            headDim
-            dtype
-            causal
-            ;
-        }) dtypes
-      ) headDims
-    ) [ false true ]
+    lib.concatMap
+      (
+        causal:
+        lib.concatMap (
+          headDim:
+          map (dtype: {
+            name = "flash_${pass}_hdim${toString headDim}_${dtype}${lib.optionalString causal "_causal"}_sm80";
+            inherit
+              pass
+              headDim
+              dtype
+              causal
+              ;
+          }) dtypes
+        ) headDims
+      )
+      [
+        false
+        true
+      ]
   ) passes;
 
   /*

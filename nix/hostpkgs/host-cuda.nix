@@ -1,5 +1,9 @@
 # The CUDA toolkit installed on this machine, as the cudaPackages of its version.
-{ lib, stdenv, facts }:
+{
+  lib,
+  stdenv,
+  facts,
+}:
 
 let
   inherit (facts.cudaHome) path version nvcc;

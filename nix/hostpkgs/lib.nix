@@ -68,7 +68,8 @@ rec {
     overlays: final: prev:
     foldl' (acc: overlay: acc // overlay final (prev // acc)) { } overlays;
 
-  functionArgsOf = f: if f ? __functor then f.__functionArgs or (functionArgs (f.__functor f)) else functionArgs f;
+  functionArgsOf =
+    f: if f ? __functor then f.__functionArgs or (functionArgs (f.__functor f)) else functionArgs f;
 
   /*
     Call a function with the arguments it asks for, taken from `autoArgs` unless given, and let the
@@ -109,10 +110,7 @@ rec {
     drv
     // {
       overrideAttrs =
-        change:
-        mkDerivation (
-          attributes // (if isFunction change then change attributes else change)
-        );
+        change: mkDerivation (attributes // (if isFunction change then change attributes else change));
     };
 
   optional = condition: value: if condition then [ value ] else [ ];
@@ -135,10 +133,24 @@ rec {
   concatStrings = concatStringsSep "";
   concatMapStrings = concatMapStringsSep "";
   concatLines = concatMapStrings (line: line + "\n");
-  splitString = separator: string: filter builtins.isString (builtins.split (escapeRegex separator) string);
+  splitString =
+    separator: string: filter builtins.isString (builtins.split (escapeRegex separator) string);
   escapeRegex =
     let
-      special = [ "\\" "[" "{" "(" ")" "^" "$" "?" "*" "+" "|" "." ];
+      special = [
+        "\\"
+        "["
+        "{"
+        "("
+        ")"
+        "^"
+        "$"
+        "?"
+        "*"
+        "+"
+        "|"
+        "."
+      ];
     in
     replaceStrings special (map (character: "\\${character}") special);
   removeSuffix =
@@ -146,7 +158,10 @@ rec {
     let
       n = builtins.stringLength string - builtins.stringLength suffix;
     in
-    if n >= 0 && builtins.substring n (-1) string == suffix then builtins.substring 0 n string else string;
+    if n >= 0 && builtins.substring n (-1) string == suffix then
+      builtins.substring 0 n string
+    else
+      string;
   hasSuffix =
     suffix: string:
     let
@@ -161,7 +176,8 @@ rec {
   versionAtLeast = a: b: !versionOlder a b;
   versions = {
     major = v: builtins.elemAt (builtins.splitVersion v) 0;
-    majorMinor = v: "${builtins.elemAt (builtins.splitVersion v) 0}.${builtins.elemAt (builtins.splitVersion v) 1}";
+    majorMinor =
+      v: "${builtins.elemAt (builtins.splitVersion v) 0}.${builtins.elemAt (builtins.splitVersion v) 1}";
   };
 
   nameValuePair = name: value: { inherit name value; };
@@ -169,7 +185,9 @@ rec {
   filterAttrs =
     predicate: attrs:
     listToAttrs (
-      concatMap (name: optional (predicate name attrs.${name}) (nameValuePair name attrs.${name})) (attrNames attrs)
+      concatMap (name: optional (predicate name attrs.${name}) (nameValuePair name attrs.${name})) (
+        attrNames attrs
+      )
     );
   mapAttrsToList = f: attrs: attrValues (mapAttrs f attrs);
   recurseIntoAttrs = attrs: attrs // { recurseForDerivations = true; };

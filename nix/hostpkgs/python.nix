@@ -24,20 +24,18 @@ let
     '';
   };
 
-  python =
-    interpreter
-    // {
-      inherit pythonVersion;
-      pkgs = packages;
-      sitePackages = "lib/python${pythonVersion}/site-packages";
-      interpreter = "${interpreter}/bin/python${pythonVersion}";
-      withPackages =
-        select:
-        pkgs.callPackage ./python-env.nix {
-          inherit python;
-          packages = select packages;
-        };
-    };
+  python = interpreter // {
+    inherit pythonVersion;
+    pkgs = packages;
+    sitePackages = "lib/python${pythonVersion}/site-packages";
+    interpreter = "${interpreter}/bin/python${pythonVersion}";
+    withPackages =
+      select:
+      pkgs.callPackage ./python-env.nix {
+        inherit python;
+        packages = select packages;
+      };
+  };
 
   packages = lib.fix (
     lib.extends (lib.composeManyExtensions pkgs.pythonPackagesExtensions) (final: {

@@ -292,7 +292,7 @@ in
         "288GiB" = 39;
         "512GiB" = 69;
       };
-      reason = "a compile for sm_100 takes up to 6755 MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores";
+      reason = "a compile for sm_100 takes up to 6755 MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores. The gate in the build lets in more as they pass their peaks";
     };
   };
 
@@ -316,7 +316,7 @@ in
         "512GiB" = 28;
       };
       profile = "none for other 2.8.3: 8 GiB for each architecture";
-      reason = "a compile for sm_90, sm_100 takes up to 16384 MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores";
+      reason = "a compile for sm_90, sm_100 takes up to 16384 MiB; so many of them as fit into the available memory less 10 % (at least 2 GiB), and no more than the cores. The gate in the build lets in more as they pass their peaks";
     };
   };
 
