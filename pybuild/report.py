@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from importlib import resources
+from itertools import pairwise
 from string import Template
 from typing import Any
 
@@ -132,7 +133,7 @@ def report_of(build: Build) -> Report:
 
 
 def _spans(starts: Sequence[tuple[float, str]], end: float) -> Iterator[Phase]:
-    for (start, name), (next_, _) in zip(starts, [*starts[1:], (end, "")], strict=True):
+    for (start, name), (next_, _) in pairwise([*starts, (end, "")]):
         yield Phase(tool=name, start=start, end=next_)
 
 
