@@ -74,6 +74,7 @@ wheels.unpackWheels {
     cudaSupport = true;
     cudaCapabilities = config.cudaCapabilities or [ ];
     rocmSupport = false;
+    cxxdev = headers;
   };
 
   meta = {

@@ -18,7 +18,7 @@ import platformdirs
 from pybuild.hostpkgs import Facts
 
 # What flake.nix reads, beside the flake itself: data and programs that derivations use.
-_PARTS = (
+PARTS = (
     "flake.nix",
     "flake.lock",
     "nix",
@@ -37,7 +37,7 @@ def flake_root() -> Path:
 
 def stage_flake() -> Path:
     """The folder with the flake and nothing else."""
-    return _stage("flake", _files(flake_root(), _PARTS))
+    return _stage("flake", _files(flake_root(), PARTS))
 
 
 def stage_hostpkgs(facts: Facts) -> Path:
