@@ -22,7 +22,7 @@ import tomli
 from pybuild.errors import PybuildError
 from pybuild.flake import PARTS, stage_flake, stage_hostpkgs
 from pybuild.hostpkgs import Choice, Facts, Program, Python
-from pybuild.nix import Nix, find_nix, host_options
+from pybuild.nix import SANDBOX, Nix, find_nix, host_options
 from pybuild.release import load_release
 
 ROOT = Path(__file__).parent.parent
@@ -63,11 +63,11 @@ class Flake:
     folder: Path
     hostpkgs: Path
 
-    def run(self, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        """`nix ARGUMENTS` with hostpkgs as the package set; `@` in an argument is the flake."""
+    def run(self, *arguments: str, end: tuple[str, ...] = (), expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """`nix ARGUMENTS` with hostpkgs as the package set and no network; `@` in an argument is the flake."""
         words = [word.replace("@", f"path:{self.folder}") for word in arguments]
-        override = ["--no-write-lock-file", "--override-input", "nixpkgs", f"path:{self.hostpkgs}"]
-        argv = [*self.nix.command(*words), *override]
+        override = ["--no-write-lock-file", "--override-input", "nixpkgs", f"path:{self.hostpkgs}", "--offline"]
+        argv = [*self.nix.command(*words), *override, *end]
         done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.nix.environ), check=False)
         assert done.returncode == expect, done.stderr
         return done
@@ -180,7 +180,7 @@ def test_flake_check_and_develop_over_this_machine(nix: Nix, cache: None) -> Non
     if plan.missing():
         pytest.skip("the pins of cu130 are not in the store: run `pybuild fetch --release cu130`")
     flake = Flake(nix, plan.flake, plan.overrides["nixpkgs"])
-    sandbox = host_options(plan.sandbox_paths)
+    sandbox = [*SANDBOX, *host_options(plan.sandbox_paths)]
     flake.run("flake", "check", "@", *sandbox)
     script = """
         set -e
@@ -190,7 +190,7 @@ def test_flake_check_and_develop_over_this_machine(nix: Nix, cache: None) -> Non
         test "$TORCH_CUDA_ARCH_LIST" = 10.0
         python -c 'import torch, flash_attn; print(torch.__version__, flash_attn.__version__)'
     """
-    shown = flake.run("develop", "@", *sandbox, "--command", "bash", "-c", script).stdout
+    shown = flake.run("develop", "@", *sandbox, end=("--command", "bash", "-c", script)).stdout
     assert shown.splitlines()[-1].startswith("2.11.0+cu130 2.8.3")
 
 
