@@ -13,7 +13,7 @@ from pybuild.errors import PybuildError
 COMMANDS = {
     "build": ("build", "Build a package; prints the wheel's path."),
     "command": ("command", "Print the nix command line that builds a package."),
-    "completion": ("completion", "Print the script that completes commands in bash, zsh or fish."),
+    "completion": ("completion", "Print the script for completion in a shell."),
     "config": ("config", "Print the settings in force, and where each comes from."),
     "doctor": ("doctor", "Find what is wrong with this machine, or with a wheel."),
     "fetch": ("fetch", "Bring the pinned inputs into the store."),
@@ -65,7 +65,7 @@ def main() -> None:
     end_in_order()
     try:
         # Outside its standalone mode click returns the status of an Exit, and 0 after --help.
-        sys.exit(cli(standalone_mode=False))
+        sys.exit(cli(prog_name="pybuild", standalone_mode=False))
     except click.Abort:
         click.echo("pybuild: stopped", err=True)
         sys.exit(130)

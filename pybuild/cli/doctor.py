@@ -20,7 +20,7 @@ from pybuild.verdict import wheel_findings
 from pybuild.wheel import Artifact, read_artifact
 
 
-@click.command("doctor")
+@click.command("doctor", epilog="Example: pybuild doctor --release cu130")
 @click.option("--json", "as_json", is_flag=True, help="Findings as JSON.")
 @host_options
 @build_options

@@ -13,7 +13,7 @@ from pybuild.cli.options import build_options, spec_from
 from pybuild.plan import make_plan
 
 
-@click.command(epilog="Example: PIP_INDEX_URL=file:///mnt/mirror/simple pybuild fetch --release cu130")
+@click.command(epilog="\b\nExample:\n  PIP_INDEX_URL=file:///mnt/mirror/simple pybuild fetch --release cu130")
 @build_options
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A toolkit of the release's CUDA.")
 @click.option("--nix", help="The nix or nix-portable to use, instead of the one on PATH.")

@@ -48,7 +48,7 @@ def host_from_options(host: str | None, facts: Path | None, *, programs: bool = 
     return read_host(programs=programs)
 
 
-@click.command("host")
+@click.command("host", epilog="Example: pybuild host --json > here.json")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, which --facts reads.")
 @host_options
 def command(as_json: bool, host: str | None, facts: Path | None) -> None:

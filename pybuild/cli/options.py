@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from pybuild.spec import DTYPES, PYTHONS, RELEASES, BuildSpec
+from pybuild.spec import DTYPES, HEAD_DIMS, PYTHONS, RELEASES, BuildSpec
 
 if TYPE_CHECKING:
     from pybuild.plan import Plan
@@ -17,15 +18,52 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def complete_from(values: Callable[[], Iterable[object]]) -> Completer:
+    """Completes to these values, for an option or argument whose errors are our own and not click's."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(str(value)) for value in values() if str(value).startswith(incomplete)]
+
+    return complete
+
+
+def _packages() -> Iterable[str]:
+    from pybuild.spec import PACKAGES
+
+    return PACKAGES
+
+
+def _capabilities() -> Iterable[str]:
+    from pybuild.capability import FLASH_ATTN
+
+    return map(str, FLASH_ATTN)
+
+
 def build_options(function: F) -> F:
     """PACKAGE and the options that select a build, passed on as BuildSpec's fields (None or () where unset)."""
     for decorate in reversed(
         [
-            click.argument("package", required=False),
+            click.argument("package", required=False, shell_complete=complete_from(_packages)),
             click.option("--release", type=click.Choice(RELEASES), help="CUDA and torch, a pinned pair."),
-            click.option("--capability", "capabilities", multiple=True, help="GPU's, e.g. 10.0. Repeatable."),
+            click.option(
+                "--capability",
+                "capabilities",
+                multiple=True,
+                help="GPU's, e.g. 10.0. Repeatable.",
+                shell_complete=complete_from(_capabilities),
+            ),
             click.option("--python", type=click.Choice(PYTHONS), help="Python that the wheel is for."),
-            click.option("--head-dim", "head_dims", type=int, multiple=True, help="Only these. Repeatable."),
+            click.option(
+                "--head-dim",
+                "head_dims",
+                type=int,
+                multiple=True,
+                help="Only these. Repeatable.",
+                shell_complete=complete_from(lambda: HEAD_DIMS),
+            ),
             click.option("--dtype", "dtypes", type=click.Choice(DTYPES), multiple=True, help="Only these."),
             click.option("--forward-only", is_flag=True, default=None, help="No backward kernels."),
         ]

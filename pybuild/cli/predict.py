@@ -18,8 +18,7 @@ from pybuild.units import format_gib, format_time
 
 
 @click.command(
-    epilog="Example, upstream's own defaults: pybuild predict flash-attn --jobs 32 --cores 128 --memory 288GiB "
-    "--capability 8.0 --capability 9.0 --capability 10.0 --capability 12.0 --nvcc-threads 4"
+    epilog="\b\nExample:\n  pybuild predict flash-attn --jobs 32 --cores 128 --memory 288GiB --nvcc-threads 4"
 )
 @build_options
 @click.option("--jobs", type=click.IntRange(1, 10**6), required=True, help="Compiles at once, such as MAX_JOBS.")

@@ -17,7 +17,7 @@ from pybuild.units import format_gib
 
 
 @click.command(
-    "recommend-cores", epilog="Example: pybuild recommend-cores flash-attn --cores 128 --memory 288GiB --explain"
+    "recommend-cores", epilog="\b\nExample:\n  pybuild recommend-cores flash-attn --cores 128 --memory 288GiB --explain"
 )
 @build_options
 @machine_options

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
 
+from pybuild.cli.options import complete_from
 from pybuild.errors import PybuildError
 
 
-def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _builds() -> list[str]:
     from pybuild.record import list_builds
 
-    return [CompletionItem(name) for name in list_builds() if name.startswith(incomplete)]
+    return list_builds()
 
 
 @click.command(epilog="Example: pybuild report --output report.html")
-@click.argument("build", required=False, shell_complete=_complete)
+@click.argument("build", required=False, shell_complete=complete_from(_builds))
 @click.option("--list", "as_list", is_flag=True, help="Print the builds that are kept, the newest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures, for programs, in place of a file.")
 @click.option(
