@@ -117,9 +117,7 @@ library["_ZN5flash{}IN7cutlass6half_tELi{}ELb0EEEvRNS_16{}EP11CUstream_st"](None
         ("12run_mha_fwd_", 128, "Flash_fwd_params", "head dimension 128, fp16, forward"),
     ],
 )
-def test_a_kernel_that_was_left_out_says_so(
-    python: Path, function: str, head_dim: int, params: str, says: str
-) -> None:
+def test_a_kernel_that_was_left_out_says_so(python: Path, function: str, head_dim: int, params: str, says: str) -> None:
     program = CALL_A_STUB.format(function, head_dim, params)
     done = subprocess.run([python, "-c", program], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode < 0, "the exception of C++ ends a process that ctypes called it from"

@@ -388,7 +388,7 @@ def test_a_failing_builder_comes_with_the_line_that_shows_all_of_its_log(version
         ("error: cloning builder process: Operation not permitted", "user namespaces"),
         ("error: unable to download 'https://x/y': Could not resolve host: x", "network"),
         ("flash.h:12:10: fatal error: cutlass/cutlass.h: No such file or directory", "header is missing"),
-        ("flash_fwd.cu(48): error: identifier \"x\" is undefined", "refuses this source"),
+        ('flash_fwd.cu(48): error: identifier "x" is undefined', "refuses this source"),
         ("ptxas fatal   : Value 'sm_999' is not defined for option 'gpu-name'", "refuses this source"),
     ],
 )
