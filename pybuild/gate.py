@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -51,6 +51,9 @@ _PAUSE = 10.0
 
 # A compile that waits this many seconds, and ten times as long as it takes, is kept a place.
 _PATIENCE = 1800.0
+
+# Groups of compiles that are found not to fit in one decision, at most. Who is not looked at is half a second later.
+_CHECKS = 2000
 
 # The tools that run after the spike of a compile: cicc is what takes the memory.
 _TAIL_TOOLS = frozenset({"ptxas", "fatbinary"})
@@ -90,6 +93,7 @@ class _Shape:
         self._later = [max(pair) for pair in zip(starts, [*starts[1:], 0.0], strict=True)]
         self._starts = starts
         self._packed: dict[tuple[bool, int], int] = {}
+        self.highest = starts.index(max(starts))
         high = [index for index, memory in enumerate(curve.memory) if memory >= curve.peak / 2]
         self.rise = curve.times[curve.memory.index(curve.peak)]
         # The end of the spike: from here on the compile holds less than half of its peak, to its end.
@@ -163,6 +167,53 @@ class _Run:
 
 
 @dataclass
+class _Group:
+    """Those that wait and need the same, in the order in which they asked."""
+
+    shape: _Shape
+    needs: int
+    keys: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lane = self.shape.highest
+        self.peak = self.needs >> _LANE * lane & (1 << _LANE) - 1
+
+
+class _Room:
+    """What is left of the budget in each step from now on, in MiB.
+
+    Each step has one more bit, which is set unless less than nothing is left.
+    """
+
+    def __init__(self, budget: float, steps: int) -> None:
+        ones = ((1 << _LANE * steps) - 1) // ((1 << _LANE) - 1)
+        self._guards = ones * _GUARD
+        self._left = ones * (min(max(int(budget / _MIB), 0), _MOST) + _GUARD)
+        self._steps = steps
+        self._lanes: tuple[int, ...] | None = None
+
+    def may_fit(self, group: _Group) -> bool:
+        """Whether the peak of these is within the budget: a quick look before `fits`."""
+        if self._lanes is None:
+            self._lanes = struct.unpack(f"<{self._steps}I", self._left.to_bytes(self._steps * _LANE // 8, "little"))
+        return self._lanes[group.shape.highest] - group.peak >= _GUARD
+
+    def fits(self, needs: int) -> bool:
+        """Whether these needs are within the budget in every step."""
+        return (self._left - needs) & self._guards == self._guards
+
+    def take(self, needs: int) -> None:
+        """Somebody needs this."""
+        self._left -= needs
+        self._lanes = None
+
+    def reserve(self, needs: int) -> None:
+        """Somebody will need this from the first moment on at which it fits."""
+        places = range(0, self._steps // 2, 4)
+        self.take(next((needs << _LANE * step for step in places if self.fits(needs << _LANE * step)), 0))
+
+
+@dataclass
 class Admission:
     """The gate's decisions, one after the other. Time and readings are arguments, so it runs in virtual time as well.
 
@@ -178,50 +229,78 @@ class Admission:
     alone: set[str] = field(default_factory=set)
     _runs: dict[str, _Run] = field(default_factory=dict)
     _shapes: dict[int, _Shape] = field(default_factory=dict)  # by the identity of the curve, which hashes slowly
-    _ones: int = 1
+    _waits: dict[str, _Group] = field(default_factory=dict)
+    _groups: dict[tuple[int, float], _Group] = field(default_factory=dict)
+    _order: list[_Group] = field(default_factory=list)
+    _order_budget: float = 0.0  # for which `_order` is; 0: for none
     _asked: dict[str, float] = field(default_factory=dict)
     _stopped: dict[str, float] = field(default_factory=dict)
     _ratios: dict[str, float] = field(default_factory=dict)
 
-    def admit(self, now: float, running: Mapping[str, Reading], waiting: Sequence[str]) -> list[str]:
-        """Those of `waiting` that start now, the longest first. With nothing running, at least one."""
+    def admit(self, now: float, running: Mapping[str, Reading], waiting: Collection[str]) -> list[str]:
+        """Those of `waiting` that start now, the largest first. With nothing running, at least one."""
         self._look(now, running)
+        self._take_in(now, waiting)
         free = self.cores - len(running)
         if not waiting or free <= 0 or any(key in self.alone for key in running):
             return []
-        for key in waiting:
-            self._asked.setdefault(key, now)
-            self._shape(key)
-        single = next((key for key in waiting if key in self.alone), None)
+        single = next((key for key in self.alone if key in self._waits), None)
         if single is not None:
             return [] if running else [self._start(single, now)]
-        lanes = max(shape.count for shape in self._shapes.values())
-        self._ones = ((1 << _LANE * (2 * lanes + 3)) - 1) // ((1 << _LANE) - 1)
-        load = sum(run.forecast(self.margin) for run in self._runs.values())
         budget = self.budget(sum(run.memory for run in self._runs.values()))
-        admitted: list[str] = []
-        due = min(waiting, key=self._asked.__getitem__)
-        if now > self._asked[due] + max(_PATIENCE, 10 * self._shape(due).curve.duration):
+        room = _Room(budget, 2 * max(shape.count for shape in self._shapes.values()) + 3)
+        for run in self._runs.values():
+            room.take(run.forecast(self.margin))
+        due = next(key for key in self._asked if key in self._waits)
+        if now > self._asked[due] + max(_PATIENCE, 10 * self._waits[due].shape.curve.duration):
             # It has been overtaken for long: whoever starts now must not be in its way.
-            if self._fits(budget, load, self._needs(due)) or not running:
+            if room.fits(self._waits[due].needs) or not running:
                 return [self._start(due, now)]
-            load += self._reserved(budget, load, self._needs(due))
-        paused = running and {key for key, stopped in self._stopped.items() if now < stopped + _PAUSE}
-        groups: dict[int, tuple[int, Curve, list[str]]] = {}  # by the identity of what they need
-        for key in waiting:
-            if not paused or key not in paused:
-                needs = self._needs(key)
-                groups.setdefault(id(needs), (needs, self._shape(key).curve, []))[2].append(key)
-        for needs, _, keys in self._ordered(list(groups.values()), budget):
-            for key in sorted(keys, key=self._asked.__getitem__)[:free]:
-                if not self._fits(budget, load, needs) and (running or admitted):
+            room.reserve(self._waits[due].needs)
+        admitted: list[str] = []
+        checks = _CHECKS
+        for group in self._ordered(budget):
+            for key in group.keys:
+                if running and now < self._stopped.get(key, -math.inf) + _PAUSE:
+                    continue
+                if not room.may_fit(group) or not room.fits(group.needs):
+                    checks -= 1
+                    if running or admitted:
+                        break
+                admitted.append(key)
+                room.take(group.needs)
+                if len(admitted) == free:
                     break
-                admitted.append(self._start(key, now))
-                load += needs
-                free -= 1
-            if free <= 0:
+            if len(admitted) == free or checks == 0:
                 break
-        return admitted
+        return [self._start(key, now) for key in admitted]
+
+    def _take_in(self, now: float, waiting: Collection[str]) -> None:
+        """Sort those that are new among the waiting into groups, and forget about others."""
+        here = set(waiting)
+        for key in self._waits.keys() - here:
+            del self._waits.pop(key).keys[key]
+        for key in [key for key in waiting if key not in self._waits]:
+            self._asked.setdefault(key, now)
+            shape, factor = self._shape(key), max(self.margin, self._ratios.get(key, 1.0) * 1.05)
+            group = self._groups.get((id(shape), factor))
+            if group is None:
+                group = self._groups[id(shape), factor] = _Group(shape, shape.forecast(factor))
+                self._order_budget = 0.0
+            group.keys[key] = None
+            self._waits[key] = group
+
+    def _ordered(self, budget: float) -> list[_Group]:
+        """The groups, first that whose compiles use up most of the machine, its cores and its memory."""
+        budget = max(budget, 1.0)
+        if not self._order_budget or abs(budget / self._order_budget - 1) > 0.1:
+            self._groups = {place: group for place, group in self._groups.items() if group.keys}
+            uses = {
+                id(g): g.shape.curve.duration / self.cores + g.shape.curve.area / budget for g in self._groups.values()
+            }
+            self._order = sorted(self._groups.values(), key=lambda g: uses[id(g)], reverse=True)
+            self._order_budget = budget
+        return self._order
 
     def evict(self, now: float, running: Mapping[str, Reading]) -> list[str]:
         """Those of `running` that have to stop, the youngest first, where memory is short. Never the oldest."""
@@ -249,6 +328,8 @@ class Admission:
 
     def forget(self, key: str) -> None:
         """A compile that is over, or does not want to start any more."""
+        if key in self._waits:
+            del self._waits.pop(key).keys[key]
         for known in (self._asked, self._ratios, self._stopped, self._runs):
             known.pop(key, None)
         self.alone.discard(key)
@@ -263,27 +344,6 @@ class Admission:
         if found is None:
             found = self._shapes[id(curve)] = _Shape(curve, self.step)
         return found
-
-    def _needs(self, key: str) -> int:
-        return self._shape(key).forecast(max(self.margin, self._ratios.get(key, 1.0) * 1.05))
-
-    def _ordered(self, groups: list[tuple[int, Curve, list[str]]], budget: float) -> list[tuple[int, Curve, list[str]]]:
-        """First what uses up most of the machine, its cores and its memory."""
-        cores, memory = self.cores, max(budget, 1.0)
-        return sorted(groups, key=lambda group: -group[1].duration / cores - group[1].area / memory)
-
-    def _fits(self, budget: float, load: int, needs: int) -> bool:
-        """Whether load and needs together are within the budget in every step.
-
-        Each step of the difference has one more bit, which is set unless the step is below zero.
-        """
-        guards = self._ones * _GUARD
-        return (self._ones * (min(int(budget / _MIB), _MOST) + _GUARD) - load - needs) & guards == guards
-
-    def _reserved(self, budget: float, load: int, needs: int) -> int:
-        """`needs`, from the first moment on at which they fit beside `load`; nothing if they never fit."""
-        steps = load.bit_length() // _LANE + 1
-        return next((needs << _LANE * n for n in range(steps) if self._fits(budget, load, needs << _LANE * n)), 0)
 
     def _start(self, key: str, now: float) -> str:
         self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
