@@ -157,17 +157,20 @@ class Nix:
 
     # Store
 
-    def run(self, argv: Sequence[str], *, doing: str) -> str:
-        """Standard output of a short nix command. Raises BuildError with nix's own words, naming `doing`."""
-        status, stdout, log = self._run(argv)
+    def run(self, argv: Sequence[str], *, doing: str, given: str = "") -> str:
+        """Standard output of a short nix command, to which `given` is standard input.
+
+        Raises BuildError with nix's own words, naming `doing`.
+        """
+        status, stdout, log = self._run(argv, given)
         if status != 0:
             raise self.explain_failure(log, doing=doing)
         return stdout
 
-    def _run(self, argv: Sequence[str]) -> tuple[int, str, BuildLog]:
+    def _run(self, argv: Sequence[str], given: str = "") -> tuple[int, str, BuildLog]:
         """Exit status, standard output and log of a short nix command."""
         argv = [*argv, *INTERNAL_JSON]
-        done = subprocess.run(argv, capture_output=True, text=True, env=dict(self.environ), check=False)
+        done = subprocess.run(argv, input=given, capture_output=True, text=True, env=dict(self.environ), check=False)
         log = BuildLog()
         for line in done.stderr.splitlines():
             log.feed(line)
@@ -552,7 +555,7 @@ def _namespaces_remedy() -> str:
 class Cause(NamedTuple):
     """A known cause of failed builds: what nix, a compiler or a linker `says` (a regular expression), the remedy."""
 
-    name: Literal["disk", "memory", "hash", "trust", "namespaces", "network", "header", "compiler"]
+    name: Literal["disk", "memory", "hash", "trust", "signature", "namespaces", "network", "header", "compiler"]
     says: str
     remedy: str
 
@@ -568,7 +571,7 @@ _CAUSES = (
     Cause(
         "memory",
         r"failed due to signal 9|died due to signal 9|Killed signal terminated program|: Killed\b|^Killed$"
-        r"|Cannot allocate memory|std::bad_alloc|virtual memory exhausted",
+        r"|Cannot allocate memory|std::bad_alloc|virtual memory exhausted|out of memory allocating",
         "Something killed a process, most likely the kernel for want of memory: fewer --cores, "
         "as many as `pybuild recommend-cores` says.",
     ),
@@ -582,6 +585,12 @@ _CAUSES = (
         "trust",
         r"ignoring the \S+ setting 'sandbox-paths'",
         "nix's daemon doesn't trust this user: add it to trusted-users in /etc/nix/nix.conf and restart nix-daemon.",
+    ),
+    Cause(
+        "signature",
+        r"is not signed by any of the keys|lacks a (?:valid )?signature|(?:lacks|without) a signature by a trusted key",
+        "It is not signed by a key that the receiving machine's nix.conf trusts: add the line for trusted-public-keys "
+        "that `pybuild push` prints.",
     ),
     Cause("namespaces", _NO_NAMESPACES, ""),
     Cause(
