@@ -50,11 +50,12 @@ class Forecast:
     _end: float | None = field(default=None, repr=False)
 
     def left(self, progress: Progress) -> float | None:
-        """Seconds until the build ends; None where nothing is known of its compiles yet, and after the end."""
+        """Seconds until the build ends; None where nothing is known of its compiles yet, and where it is overdue."""
         if progress.over is not None or not progress.compiles:
             return None
         if progress.step == "link":
-            return max(0.0, self.afterwards - (progress.now - progress.steps[-1][0]))
+            left = self.afterwards - (progress.now - progress.steps[-1][0])
+            return left if left > 0 else None
         if self.curves is None:
             self.curves = expected_curves(progress.package, progress.compiles, progress.architectures)
         curves = _complete(self.curves, progress)

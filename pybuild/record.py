@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from pybuild import __version__
 from pybuild.errors import PybuildError
-from pybuild.events import Event, Over, Reading, Said
+from pybuild.events import Event, Over, Reading, Said, Step
 from pybuild.host import Host, read_host
 from pybuild.progress import TAIL_LINES, Progress
 
@@ -140,8 +140,7 @@ def recording(head: Head, folder: Path | None = None) -> Iterator[Recorder | Non
 
 def _create(folder: Path, head: Head) -> tuple[str, IO[str]]:
     folder.mkdir(parents=True, exist_ok=True)
-    package = re.sub(r"[^\w.-]+", "-", head.package).strip("-.") or "build"
-    stem = f"{head.started.astimezone():%Y%m%d-%H%M%S}-{package}"
+    stem = f"{head.started.astimezone():%Y%m%d-%H%M%S}-{_file_name(head.package)}"
     for number in range(1, 100):
         name = stem if number == 1 else f"{stem}-{number}"
         with contextlib.suppress(FileExistsError):
@@ -151,6 +150,10 @@ def _create(folder: Path, head: Head) -> tuple[str, IO[str]]:
                 old.unlink(missing_ok=True)
             return name, file
     raise FileExistsError(stem)
+
+
+def _file_name(package: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", package).strip("-.") or "build"
 
 
 def _records(folder: Path) -> list[Path]:
@@ -184,6 +187,29 @@ def find_build(name: str | None, folder: Path | None = None) -> Path:
         what = "several builds begin with" if found else "no build is called"
         raise PybuildError(f"{what} {name!r}", f"There is:\n{known}")
     return (exact or found)[0]
+
+
+def last_afterwards(package: str, folder: Path | None = None) -> float | None:
+    """Seconds that the steps after the last compile took in the last build of `package` that is kept and succeeded."""
+    for path in _records(folder or builds_folder()):
+        if not re.fullmatch(rf"\d+-\d+-{re.escape(_file_name(package))}(-\d+)?", path.stem):
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            linked = None
+            for line in _last_lines(path):
+                event = _event(line)
+                if isinstance(event, Step):
+                    linked = event.time if event.name == "link" else None
+                elif isinstance(event, Over) and not event.error and linked is not None:
+                    return event.time - linked
+    return None
+
+
+def _last_lines(path: Path, size: int = 4096) -> list[str]:
+    """The last whole lines of a file."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace").splitlines()[1:]
 
 
 def read_build(path: Path) -> Build:

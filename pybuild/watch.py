@@ -14,7 +14,7 @@ from pybuild.forecast import AFTERWARDS, Forecast
 from pybuild.lines import LineView
 from pybuild.live import LiveView
 from pybuild.progress import Progress
-from pybuild.record import Head, recording
+from pybuild.record import Head, last_afterwards, recording
 from pybuild.summary import cause_of, next_command, summarise
 
 
@@ -63,7 +63,11 @@ def watching(
                 print(line, file=out)
 
     try:
-        with recording(head) as recorder, choose_listener(out, verbose=verbose) as view:
+        afterwards = last_afterwards(head.package)
+        with (
+            recording(head) as recorder,
+            choose_listener(out, verbose=verbose, afterwards=AFTERWARDS if afterwards is None else afterwards) as view,
+        ):
             name = recorder.name if recorder else None
             listeners: list[Listener] = [progress, view, *([recorder] if recorder else [])]
 

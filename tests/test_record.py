@@ -11,7 +11,18 @@ from simulated import simulate, small
 
 from pybuild.errors import PybuildError
 from pybuild.events import Began, Ended, Event, Memory, Over, Planned, Reading, Said, Step
-from pybuild.record import KEPT, Head, Recorder, builds_folder, find_build, head_of, list_builds, read_build, recording
+from pybuild.record import (
+    KEPT,
+    Head,
+    Recorder,
+    builds_folder,
+    find_build,
+    head_of,
+    last_afterwards,
+    list_builds,
+    read_build,
+    recording,
+)
 from pybuild.units import GIB
 
 
@@ -158,3 +169,14 @@ def test_a_full_disk_costs_the_record_and_not_the_build() -> None:
 def test_the_folder_is_the_users_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert builds_folder() == tmp_path / "pybuild/builds"
+
+
+def test_how_long_the_link_takes_is_known_from_the_last_build_that_succeeded(tmp_path: Path) -> None:
+    assert last_afterwards("flash-attn", tmp_path) is None
+    record(tmp_path, list(simulate(small(), jobs=2, budget=4 * GIB, link=42.0)))
+    record(tmp_path, list(simulate(small(), jobs=2, budget=4 * GIB, link=7.0)), "attn")
+    record(tmp_path, [Step(0.0, "link"), Over(9.0, error="no")])
+    record(tmp_path, [Over(9.0)])
+    assert last_afterwards("flash-attn", tmp_path) == pytest.approx(42.0)
+    assert last_afterwards("attn", tmp_path) == pytest.approx(7.0)
+    assert last_afterwards("other", tmp_path) is None
