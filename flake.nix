@@ -47,7 +47,7 @@
           "10.0"
           "12.0"
         ];
-        inherit (python.pkgs) torch;
+        inherit (python.pkgs) causal-conv1d torch;
         inherit (python.pkgs.pybuildReleases.${pkgs.config.pybuildRelease}) cuda-toolkit;
       }
       // lib.optionalAttrs hasPybuild { inherit (pkgs) pybuild; };

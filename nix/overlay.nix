@@ -1,8 +1,8 @@
 /*
   The package set with our releases in it: the one place where nixpkgs, or hostpkgs, is changed.
 
-  Adds to every Python's packages `pybuildReleases.<name>` (cuda-toolkit, torch and flash-attn of one release), and
-  makes `torch`, `flash-attn` and what that torch requires of an exact version (triton) those of `config.pybuildRelease`
+  Adds to every Python's packages `pybuildReleases.<name>` (cuda-toolkit, torch and the extensions of one release), and
+  makes `torch`, `flash-attn`, `causal-conv1d` and what that torch requires of an exact version (triton) those of `config.pybuildRelease`
   (default cu128). Adds `pybuild` itself.
 */
 final: prev:
@@ -22,7 +22,7 @@ let
         _: release: import ./release.nix { inherit final pyFinal release; }
       ) releases;
 
-      inherit (pyFinal.pybuildReleases.${chosen}) torch flash-attn;
+      inherit (pyFinal.pybuildReleases.${chosen}) torch flash-attn causal-conv1d;
     }
     // lib.genAttrs releases.${chosen}.groups.runtime (
       name: pyFinal.pybuildReleases.${chosen}.runtimePackages.${name} or pyPrev.${name}

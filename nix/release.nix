@@ -69,6 +69,7 @@ let
 
     torch = self.callPackage ./torch.nix { };
     flash-attn = self.callPackage ./flash-attn { };
+    causal-conv1d = self.callPackage ./causal-conv1d { };
   });
 in
 scope

@@ -35,9 +35,10 @@ def spec_of(given: Mapping[str, Any], folder: Path) -> tuple[BuildSpec, list[Set
     path, values = read_project(folder)
     origins: dict[str, str] = {}
     merged: dict[str, Any] = {}
+    package = given.get("package", values.get("package", BuildSpec().package))
     for key, value in values.items():
         name = _field(key, path)
-        merged[name] = _checked(name, key, value, path)
+        merged[name] = _checked(name, key, value, path, package)
         origins[name] = path.name
     for name, value in given.items():
         merged[name] = value
@@ -93,13 +94,13 @@ def _field(key: str, path: Path) -> str:
     return by_key[key]
 
 
-def _checked(name: str, key: str, value: Any, path: Path) -> Any:
-    """The value, where it is one that the field takes."""
+def _checked(name: str, key: str, value: Any, path: Path, package: Any) -> Any:
+    """The value, where it is one that the field takes for this package."""
     value = tuple(value) if isinstance(value, list) else value
     if value == ():
         raise PybuildError(f"{path}: {key} = []: nothing is selected", f"{_valid(name)} Leave the key out for all.")
     try:
-        BuildSpec(**{name: value})
+        BuildSpec(**{"package": package if isinstance(package, str) else BuildSpec().package, name: value})
     except ValidationError as error:
         problem = error.errors()[0]
         raise PybuildError(f"{path}: {key} = {value!r}: {problem['msg']}", _valid(name)) from error

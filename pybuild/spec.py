@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from pybuild.errors import PybuildError
 
@@ -12,6 +12,14 @@ RELEASES = ("cu128", "cu130")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 DTYPES = ("fp16", "bf16")
+
+# What each package's setup.py has code for. flash-attn 2.8.3's drops any other silently; causal-conv1d 1.7.0's has
+# Jetson's as well (8.7, 11.0), and 10.3 and 12.1, where code for 10.0 and 12.0 runs.
+CAPABILITIES = {
+    "flash-attn": ("8.0", "9.0", "10.0", "12.0"),
+    "causal-conv1d": ("7.5", "8.0", "9.0", "10.0", "12.0"),
+}
+PACKAGES = tuple(CAPABILITIES)
 
 Release = Literal["cu128", "cu130"]
 Dtype = Literal["fp16", "bf16"]
@@ -35,13 +43,14 @@ class BuildSpec(BaseModel):
 
     @field_validator("capabilities")
     @classmethod
-    def _known_capabilities(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        # flash-attn 2.8.3's setup.py knows these four and silently drops any other.
-        known = ("8.0", "9.0", "10.0", "12.0")
+    def _known_capabilities(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        package = info.data.get("package", "")
+        # Of a package that pybuild does not build itself nothing is known.
+        known = CAPABILITIES.get(package) or tuple(sorted(set().union(*CAPABILITIES.values()), key=float))
         for capability in value:
             if capability not in known:
                 raise PybuildError(
-                    f"--capability {capability}: flash-attn 2.8.3 has no code for it",
+                    f"--capability {capability}: {package} has no code for it",
                     f"Choose from {', '.join(known)}. 8.0 runs on 8.6 and 8.9 as well, 10.0 on 10.3, 12.0 on 12.1.",
                 )
         if not value:
@@ -64,6 +73,17 @@ class BuildSpec(BaseModel):
     @classmethod
     def _sorted_dtypes(cls, value: tuple[Dtype, ...]) -> tuple[Dtype, ...]:
         return tuple(sorted(set(value)))
+
+    @model_validator(mode="after")
+    def _selection_of_flash_attn(self) -> BuildSpec:
+        chosen = {"--head-dim": self.head_dims, "--dtype": self.dtypes, "--forward-only": self.forward_only}
+        options = [option for option, value in chosen.items() if value]
+        if options and self.package != "flash-attn":
+            raise PybuildError(
+                f"{', '.join(options)}: {self.package} is built whole; only flash-attn has a selection of kernels",
+                "Leave it out, on the command line and in pybuild.toml.",
+            )
+        return self
 
     @property
     def is_full(self) -> bool:

@@ -123,7 +123,8 @@ def test_flake_show_over_hostpkgs_is_whole_and_quick(cu130: Flake) -> None:
     assert "error" not in shown.stderr
     outputs = json.loads(shown.stdout)
     assert set(outputs["packages"]["x86_64-linux"]) == {
-        *("default", "flash-attn", "flash-attn-sm90", "flash-attn-sm120", "flash-attn-all", "torch", "cuda-toolkit")
+        *("default", "flash-attn", "flash-attn-sm90", "flash-attn-sm120", "flash-attn-all", "causal-conv1d", "torch"),
+        "cuda-toolkit",
     }
     assert set(outputs["checks"]["x86_64-linux"]) == {"expressions", "compile", "early-failures"}
     assert set(outputs["devShells"]["x86_64-linux"]) == {"default"}

@@ -26,6 +26,8 @@
   module,
   # Flags of setup.py for this kind of source.
   flags,
+  # Those of torch's TORCH_CUDA_ARCH_LIST, which counts where the flags name no architecture.
+  cudaCapabilities ? [ ],
   # Compiles at most this many architectures at once.
   threads ? 1,
 }:
@@ -50,6 +52,20 @@ let
     "-DTORCH_API_INCLUDE_EXTENSION_H"
     "-DTORCH_EXTENSION_NAME=${module}"
   ];
+  # What torch adds at the end where setup.py's flags leave it open (_get_cuda_arch_flags, append_std17_if_no_std_present).
+  hasNone = pattern: !lib.any (flag: builtins.match pattern flag != null) flags;
+  architectureFlags = lib.optionals (isCuda && hasNone ".*arch.*") (
+    lib.sort builtins.lessThan (
+      map (
+        capability:
+        let
+          architecture = lib.replaceStrings [ "." ] [ "" ] capability;
+        in
+        "-gencode=arch=compute_${architecture},code=sm_${architecture}"
+      ) cudaCapabilities
+    )
+  );
+  lateFlags = architectureFlags ++ lib.optional (hasNone "-std=.*") "-std=c++17";
 in
 stdenv.mkDerivation {
   name = "${lib.removeSuffix "-${lib.last (lib.splitString "-" root)}" root}-object-${name}";
@@ -81,14 +97,16 @@ stdenv.mkDerivation {
       if isCuda then
         ''
           command=(nvcc "''${includes[@]}" -c -c "$top/${source}"
-            ${lib.escapeShellArgs nvccFlags} --threads ${toString threads} ${lib.escapeShellArgs definitions} -ccbin "$CC")
+            ${lib.escapeShellArgs nvccFlags} --threads ${toString threads} ${
+              lib.escapeShellArgs (definitions ++ lateFlags)
+            } -ccbin "$CC")
         ''
       else
         ''
           # The host Python's own flags come first, as setuptools has them.
           mapfile -t flags < <(python ${./cxx_flags.py})
           command=("$CXX" "''${flags[@]}" "''${includes[@]}" -c -c "$top/${source}"
-            ${lib.escapeShellArgs (flags ++ definitions)})
+            ${lib.escapeShellArgs (flags ++ definitions ++ lateFlags)})
         ''
     }
     python "$compile" record "$out/${name}.o" "$out/${name}.json" -- "''${command[@]}"
