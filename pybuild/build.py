@@ -38,10 +38,11 @@ def run_build(plan: Plan, dist: Path, listener: Listener, *, budget: Callable[[f
         return time.monotonic() - start
 
     kernels = plan.kernels()
-    valid = plan.nix.is_valid(kernel.output for kernel in kernels)
-    missing = [kernel for kernel in kernels if not valid[kernel.output]]
+    valid = plan.nix.is_valid([plan.wheel(), *(kernel.output for kernel in kernels)])
+    # A wheel that came from a cache needs no kernels.
+    missing = [kernel for kernel in kernels if not valid[kernel.output] and not valid[plan.wheel()]]
     names = tuple(kernel.name for kernel in kernels)
-    present = tuple(kernel.name for kernel in kernels if valid[kernel.output])
+    present = tuple(kernel.name for kernel in kernels if kernel not in missing)
     listener(Planned(now(), plan.spec.package, names, present, plan.cores, budget(0), plan.spec.architectures))
     if missing:
         listener(Step(now(), "inputs"))

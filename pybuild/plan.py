@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pybuild.errors import PybuildError
@@ -13,9 +14,7 @@ from pybuild.flake import stage_flake, stage_hostpkgs
 from pybuild.hostpkgs import Facts, read_facts
 from pybuild.nix import Nix, find_nix
 from pybuild.release import Group, Pin, load_release, load_source
-from pybuild.spec import BuildSpec
-
-PACKAGES = ("flash-attn",)
+from pybuild.spec import PACKAGES, BuildSpec
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,33 @@ class Plan:
         valid = self.nix.is_valid(store_path(pin) for pin in self.pins)
         return [pin for pin in self.pins if not valid[store_path(pin)]]
 
-    def kernels(self) -> list[Kernel]:
-        """The kernels of the build, as nix evaluates them. Raises BuildError where it can't."""
-        apply = "builtins.mapAttrs (name: object: { derivation = object.drvPath; output = object.outPath; })"
+    @cached_property
+    def _evaluated(self) -> dict[str, dict[str, dict[str, str]]]:
+        paths = "d: { derivation = d.drvPath; output = d.outPath; }"
         argv = self.nix.flake_argv(
             "eval",
-            f"path:{self.flake}#{self.spec.package}.objects",
+            f"path:{self.flake}#{self.spec.package}",
             overrides=self.overrides,
             sandbox_paths=self.sandbox_paths,
-            extra=["--json", "--apply", apply],
+            extra=[
+                "--json",
+                "--apply",
+                f"p: builtins.mapAttrs (_: builtins.mapAttrs (_: {paths})) "
+                "{ inherit (p) objects; whole = { inherit (p) fromObjects; }; }",
+            ],
         )
-        found = json.loads(self.nix.run(argv, doing=f"evaluating {self.spec.package}"))
-        return [Kernel(name, **paths) for name, paths in sorted(found.items())]
+        found: dict[str, dict[str, dict[str, str]]] = json.loads(
+            self.nix.run(argv, doing=f"evaluating {self.spec.package}")
+        )
+        return found
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the build, as nix evaluates them. Raises BuildError where it can't."""
+        return [Kernel(name, **paths) for name, paths in sorted(self._evaluated["objects"].items())]
+
+    def wheel(self) -> str:
+        """The store path of the wheel that is made of the kernels. Raises BuildError as `kernels` does."""
+        return self._evaluated["whole"]["fromObjects"]["output"]
 
     def realise_argv(self, derivation: str) -> list[str]:
         """The command line that builds one derivation, with as many cores as there are architectures."""

@@ -104,7 +104,7 @@ def next_command(cause: Cause | None, command: Sequence[str], cores: int) -> str
     `command` are the words that were typed, `cores` how many compiles it ran at once.
     """
     again = shlex.join(command)
-    if cause is None or cause.name in ("network", "compiler", "header", "trust", "namespaces"):
+    if cause is None or cause.name in ("network", "compiler", "header", "trust", "signature", "namespaces"):
         return f"{again}  # when that is mended"
     if cause.name == "memory":
         return shlex.join(_with_cores(command, max(1, cores // 2)))

@@ -19,6 +19,7 @@ COMMANDS = {
     "fetch": ("fetch", "Bring the pinned inputs into the store."),
     "host": ("host", "Print what this machine has."),
     "pin": ("pin", "Make a release's data file (for maintainers)."),
+    "push": ("push", "Copy what was built to a store that other machines read."),
     "predict": ("predict", "Say what a number of jobs would need, and whether it fits."),
     "report": ("report", "Write what a build took, as one HTML file."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),

@@ -11,6 +11,7 @@ import click
 
 from pybuild.build import fetch_inputs, run_build
 from pybuild.cli.options import build_options, plan_options, planned
+from pybuild.exchange import take
 from pybuild.gated import live_budget
 from pybuild.machine import Here
 from pybuild.record import head_of
@@ -32,11 +33,15 @@ from pybuild.watch import watching
 def command(dist: Path, log: TextIO | None, verbose: bool, **options: Any) -> None:
     """Build PACKAGE (flash-attn) and print the wheel's path.
 
-    Fetches what is not in the store yet, compiles the kernels that are not there, each as a derivation of its own, and
-    links the wheel. What was finished is never lost: the same command goes on where it was stopped.
+    Takes what the user's own caches in nix.conf have (see `pybuild push`), fetches what is not in the store yet,
+    compiles the kernels that are not there, each as a derivation of its own, and links the wheel. What was finished is
+    never lost: the same command goes on where it was stopped.
     """
     plan = planned(options)
-    fetch_inputs(plan)
+    if said := take(plan):
+        click.echo(f"pybuild: {said}\npybuild: what the caches did not give is compiled here", err=True)
+    if not plan.nix.is_valid([plan.wheel()])[plan.wheel()]:
+        fetch_inputs(plan)
     head = head_of(plan.spec.package, ["pybuild", *sys.argv[1:]], plan.spec.model_dump(mode="json"))
     with watching(head, verbose=verbose, log=log) as listener:
         wheels = run_build(plan, dist, listener, budget=live_budget(Here(os.environ)))
