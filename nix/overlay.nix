@@ -2,8 +2,8 @@
   The package set with our releases in it: the one place where nixpkgs, or hostpkgs, is changed.
 
   Adds to every Python's packages `pybuildReleases.<name>` (cuda-toolkit, torch and the extensions of one release), and
-  makes `torch`, `flash-attn`, `causal-conv1d` and what that torch requires of an exact version (triton) those of `config.pybuildRelease`
-  (default cu128). Adds `pybuild` itself.
+  makes `torch`, `flash-attn`, `causal-conv1d` and what that torch requires of an exact version (triton) those of
+  `config.pybuildRelease` (default cu128). Adds `pybuild` itself.
 */
 final: prev:
 

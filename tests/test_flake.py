@@ -272,7 +272,7 @@ def hashes_of(files: list[dict[str, str]]) -> dict[str, str]:
 
 
 def test_every_output_evaluates_against_nixpkgs(over: Any) -> None:
-    assert set(over["paths"]) == {
+    assert set(over["paths"]) >= {
         *("default", "flash-attn", "flash-attn-sm90", "flash-attn-sm120", "flash-attn-all"),
         *("torch", "cuda-toolkit", "pybuild"),
     }
