@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from pybuild.hostpkgs import Facts
+from pybuild.hostpkgs import Choice, Facts
 
 # What flake.nix reads, beside the flake itself: data and programs that derivations use.
 PARTS = (
@@ -43,8 +43,16 @@ def stage_flake() -> Path:
 def stage_hostpkgs(facts: Facts) -> Path:
     """The folder with nix/hostpkgs and the facts of this machine."""
     files = _files(flake_root() / "nix/hostpkgs", (".",))
-    files["facts.json"] = facts.model_dump_json(by_alias=True, indent=2).encode()
+    files["facts.json"] = facts.model_dump_json(by_alias=True, exclude={"selection": {"python"}}, indent=2).encode()
     return _stage("hostpkgs", files)
+
+
+def stage_nixpkgs(choice: Choice) -> Path:
+    """The folder with nixpkgs as flake.lock pins it, and what was asked for."""
+    files = _files(flake_root() / "nix/asked", (".",))
+    files["flake.lock"] = (flake_root() / "flake.lock").read_bytes()
+    files["choice.json"] = choice.model_dump_json(by_alias=True, exclude_none=True, indent=2).encode()
+    return _stage("nixpkgs", files)
 
 
 def _files(root: Path, parts: tuple[str, ...]) -> dict[str, bytes]:

@@ -58,12 +58,14 @@ class Cuda(_Facts):
 class Choice(_Facts):
     """What the user asked for: read by flake.nix as the attribute `pybuild` of the package set.
 
-    `selection` holds the arguments of nix/flash-attn/default.nix that differ from its defaults.
+    `selection` holds the arguments of nix/flash-attn/default.nix that differ from its defaults, `python` a version
+    (`3.12`) where one was asked for: hostpkgs has one Python, and needs no telling.
     """
 
     release: str
     cuda_capabilities: tuple[str, ...]
     selection: dict[str, object]
+    python: str | None = None
 
 
 class Facts(_Facts):
@@ -93,7 +95,7 @@ def choice_of(spec: BuildSpec) -> Choice:
         selection["dtypes"] = spec.dtypes
     if spec.forward_only:
         selection["backward"] = False
-    return Choice(release=spec.release, cuda_capabilities=spec.capabilities, selection=selection)
+    return Choice(release=spec.release, cuda_capabilities=spec.capabilities, selection=selection, python=spec.python)
 
 
 def read_facts(spec: BuildSpec, environ: Mapping[str, str], *, cuda_home: Path | None = None) -> Facts:
@@ -124,7 +126,7 @@ def read_facts(spec: BuildSpec, environ: Mapping[str, str], *, cuda_home: Path |
         python=python,
         cuda_home=toolkit if spec.release == "cu128" else None,
         sandbox_paths=tuple(_outermost(path for path in roots if path.exists())),
-        selection=choice_of(spec),
+        selection=choice_of(spec).model_copy(update={"python": None}),
     )
 
 

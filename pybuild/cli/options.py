@@ -77,6 +77,13 @@ def plan_options(function: F) -> F:
     for decorate in reversed(
         [
             click.option("--cores", type=click.IntRange(min=1), help="Instead of the recommended number."),
+            click.option(
+                "--package-set",
+                type=click.Choice(["hostpkgs", "nixpkgs"]),
+                default="hostpkgs",
+                show_default=True,
+                help="This machine's compiler and Python, or nixpkgs'.",
+            ),
             click.option("--cuda-home", type=click.Path(path_type=Path), help="A toolkit of the release's CUDA."),
             click.option("--nix", help="The nix or nix-portable to use, instead of the one on PATH."),
         ]
@@ -108,4 +115,11 @@ def planned(options: dict[str, Any]) -> Plan:
         from pybuild.recommend import recommended_cores
 
         cores = recommended_cores(spec)
-    return make_plan(spec, os.environ, cores=cores, nix=options["nix"], cuda_home=options["cuda_home"])
+    return make_plan(
+        spec,
+        os.environ,
+        cores=cores,
+        package_set=options["package_set"],
+        nix=options["nix"],
+        cuda_home=options["cuda_home"],
+    )
