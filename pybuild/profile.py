@@ -6,12 +6,14 @@ The files in profiles/ have the format that `pybuild profile` writes.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pybuild.curve import Curve, measured_curve, rounds, scale
@@ -24,12 +26,24 @@ _Seconds = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 _Mib = Annotated[float, Field(ge=0, le=1024**2, allow_inf_nan=False)]
 
 
+class Phase(BaseModel):
+    """A part of a compile in which one tool held most of the memory: from when to when, and the most that it held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool: str
+    start_s: _Seconds
+    end_s: _Seconds
+    peak_mib: _Mib
+
+
 class Compile(BaseModel):
     """One source, compiled once and watched.
 
     `archs` are nvcc's names (sm_100), none for C++; `memory_mib` holds [seconds since the start, MiB] of the compiler
     and all its children; `peak_mib` is the highest of all samples, of which `memory_mib` may keep a part. `estimated`
-    says from what, where the compile was not measured itself.
+    says from what, where the compile was not measured itself, and `measured` when, where and by which compiler, where
+    that is not what the profile says of all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,6 +59,12 @@ class Compile(BaseModel):
     object_bytes: int | None = None
     estimated: str | None = None
     measured: str | None = None
+    phases: tuple[Phase, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...], int]:
+        """What was compiled: two compiles of one key are the same, measured twice."""
+        return self.kernel, self.archs, self.nvcc_threads
 
     def curve(self) -> Curve:
         """The curve of this compile, with its true peak."""
@@ -132,6 +152,25 @@ def read_profile(path: Path) -> Profile:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise PybuildError(f"{path} is no profile: {where}: {first['msg']}", "Make one: `pybuild profile`.") from error
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile, a compile a line, whole or not at all. Raises PybuildError where that can't be."""
+    rows = [compile_.model_dump(mode="json", exclude_defaults=True) for compile_ in profile.compiles]
+    head = json.dumps(profile.model_dump(mode="json", exclude={"compiles"}, exclude_defaults=True), indent=1)
+    lines = ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(f'{head[:-2]},\n "compiles": [\n{lines}\n ]\n}}\n')
+        draft.replace(path)
+    except OSError as error:
+        raise PybuildError(f"{path} can't be written: {error.strerror}", "Name a file that can be.") from error
+
+
+def measured_path(package: str, release: str) -> Path:
+    """Where `pybuild profile` keeps what it measured on this machine, in the user's cache directory."""
+    return platformdirs.user_cache_path("pybuild") / "profiles" / f"{package}-{release}.json"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ COMMANDS = {
     "pin": ("pin", "Make a release's data file (for maintainers)."),
     "push": ("push", "Copy what was built to a store that other machines read."),
     "predict": ("predict", "Say what a number of jobs would need, and whether it fits."),
+    "profile": ("profile", "Measure what the compiles of a package need."),
     "report": ("report", "Write what a build took, as one HTML file."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),
 }
