@@ -23,7 +23,6 @@ import re
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -41,7 +40,7 @@ sys.path.insert(0, str(HERE.parent))
 from pybuild.curve import Curve, measured_curve  # noqa: E402
 from pybuild.gate import PART, Admission  # noqa: E402
 from pybuild.simulate import Trials, simulate  # noqa: E402
-from pybuild.units import GIB, format_gib, parse_size  # noqa: E402
+from pybuild.units import GIB, parse_size  # noqa: E402
 
 PROFILE = HERE.parent / "pybuild/profiles/flash-attn-2.8.3.json"
 RESULTS = HERE / "results"
@@ -368,9 +367,7 @@ def run_steps(steps: Sequence[str], options: argparse.Namespace) -> None:
         for run in runs:
             jobs = int(run.partition("@")[0].removeprefix("fixed-")) if len(runs) > 1 else 0
             beside = [other for other in runs if other != run]
-            how.append(
-                {"cores": [next(free) for _ in range(jobs)], "cut": int(cut) if cut else None, "beside": beside}
-            )
+            how.append({"cores": [next(free) for _ in range(jobs)], "cut": int(cut) if cut else None, "beside": beside})
         with ThreadPoolExecutor(len(runs)) as pool:
             found = [
                 pool.submit(run_real, run, names, command_of, options.work, **more)
