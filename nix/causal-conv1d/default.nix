@@ -45,7 +45,9 @@ callPackage ../extension/package.nix { } {
     TORCH_CUDA_ARCH_LIST = lib.concatStringsSep ";" cudaCapabilities;
   };
   # setup.py adds nine architectures, whatever it is asked for; without them torch takes TORCH_CUDA_ARCH_LIST.
-  postPatch = "sed -i 's/cc_flag.append(\"\\(-gencode\\|arch=compute_.*\\)\")/pass/' setup.py";
+  postPatch = ''
+    sed -i 's/cc_flag.append("\(-gencode\|arch=compute_.*\)")/pass/' setup.py
+  '';
   imports = lib.splitString " " "causal_conv1d causal_conv1d_cuda";
   dependencies = lib.attrValues { inherit (pinned) ninja packaging; };
 

@@ -48,6 +48,10 @@ let
     "'-fPIC'"
   ]
   ++ flags;
+  evenDates = import ./dates.nix { inherit lib; } {
+    inherit flags;
+    folder = "\"$top\"";
+  };
   definitions = [
     "-DTORCH_API_INCLUDE_EXTENSION_H"
     "-DTORCH_EXTENSION_NAME=${module}"
@@ -85,7 +89,7 @@ stdenv.mkDerivation {
     build=$top/build/temp.linux-x86_64-cpython-${lib.replaceStrings [ "." ] [ "" ] python.pythonVersion}
     mkdir -p "$top" "$build" "$out"
     cp -r --no-preserve=mode ${sources}/* "$top/"
-    # As ninja does: the folder is in debug information.
+    ${evenDates}# As ninja does: the folder is in debug information.
     cd "$build"
     mapfile -t python_includes < <(python ${./python_includes.py})
     includes=(

@@ -91,9 +91,14 @@ let
           localVersion
           imports
           dependencies
-          postPatch
           meta
           ;
+        postPatch =
+          postPatch
+          + import ./dates.nix { inherit lib; } {
+            inherit (cuda) flags;
+            folder = ".";
+          };
         env = env { inherit architectures localVersion; };
         objects = objects';
         parallelism = (import ../parallelism.nix { inherit lib; }).forPackage {
