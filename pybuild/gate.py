@@ -356,6 +356,11 @@ class Admission:
             known.pop(key, None)
         self.alone.discard(key)
 
+    def relearn(self, key: str) -> None:
+        """The curve of a compile that waits is another one now."""
+        if key in self._waits:
+            del self._waits.pop(key).keys[key]
+
     def highest(self, key: str) -> float:
         """The most that a running compile was seen to hold, in bytes."""
         return self._runs[key].highest if key in self._runs else 0.0
@@ -505,9 +510,32 @@ class _Launcher:
     received: bytes = b""
     waits: bool = False
     group: int = 0
+    status: str = ""
+    readings: list[tuple[float, float]] = field(default_factory=list)
     stopping: bool = False
     gone: bool = False
     began: float = 0.0
+
+
+# What was seen counts this much of itself with the next compile that is seen.
+_DECAY = 0.8
+
+# Readings that a learned curve keeps.
+_KEPT = 60
+
+
+def learned(readings: Sequence[tuple[float, float]], seconds: float) -> Curve:
+    """The curve of a compile that took so many seconds, from (seconds since its start, bytes): the highest of each
+    sixtieth of its time.
+    """
+    seconds = max(seconds, 0.1)
+    highest: dict[int, float] = {}
+    for at, memory in readings:
+        part = min(int(at / seconds * _KEPT), _KEPT - 1)
+        highest[part] = max(highest.get(part, 0.0), memory)
+    times = [(part + 0.5) * seconds / _KEPT for part in sorted(highest)]
+    memory = [highest[part] for part in sorted(highest)]
+    return Curve((0.0, *times, seconds), (0.0, *memory, *memory[-1:] or [0.0]))
 
 
 class Server:
@@ -520,10 +548,13 @@ class Server:
         cores: int,
         *,
         budget: int | None = None,
+        learn: Callable[[str, Curve], object] = lambda *_: None,
         log: Callable[[str], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._curves = dict(curves)
+        self._given = frozenset(curves)
+        self._learn = learn
         self._fixed = budget
         self._log = log
         self._clock = clock
@@ -564,6 +595,7 @@ class Server:
                 self._unseen += reading.memory
             elif not launcher.waits:
                 readings[key] = reading
+                launcher.readings.append((now - launcher.began, reading.memory))
         for key in self.admission.evict(now, readings):
             launcher = self._launchers[key]
             launcher.stopping = True
@@ -574,6 +606,7 @@ class Server:
         for key in self.admission.admit(now, readings, waiting):
             launcher = self._launchers[key]
             launcher.waits, launcher.began = False, now
+            launcher.readings.clear()
             self._send(launcher, "go")
             self._log(f"go\t{launcher.name}")
 
@@ -613,6 +646,8 @@ class Server:
                 self._ask(launcher, *words[1:])
             elif words[0] == "runs" and len(words) == 2 and words[1].isdigit():
                 launcher.group = int(words[1])
+            elif words[0] == "ended" and len(words) == 2:
+                launcher.status = words[1]
 
     def _ask(self, launcher: _Launcher, name: str, kind: str, *how: str) -> None:
         launcher.name, launcher.kind = name, kind if kind in CAUTIOUS else "cuda"
@@ -625,7 +660,30 @@ class Server:
         self._launchers.pop(launcher.key, None)
         highest = self.admission.highest(launcher.key)
         self.admission.forget(launcher.key)
-        self._log(f"end\t{launcher.name}\t{self._clock() - launcher.began:.1f}\t{highest:.0f}")
+        seconds = self._clock() - launcher.began
+        self._log(f"end\t{launcher.name}\t{seconds:.1f}\t{highest:.0f}\t{launcher.status}")
+        if launcher.status == "0" and highest:
+            self._teach(launcher, learned(launcher.readings, seconds))
+
+    def _teach(self, launcher: _Launcher, curve: Curve) -> None:
+        """A compile was seen from start to end: what it says about itself, and about those of which nothing is known.
+
+        The latter are expected to take the most that was seen, which counts less with each compile after it.
+        """
+        self._learn(launcher.name, curve)
+        suffix = _SUFFIX[launcher.kind]
+        for name in {launcher.name, suffix} - self._given:
+            known = self._curves.get(name, CAUTIOUS[launcher.kind] if name == suffix else curve)
+            time, peak = max(curve.duration, _DECAY * known.duration), max(curve.peak, _DECAY * known.peak)
+            self._curves[name] = (
+                Curve((0.0, time / 10, time), (0.0, peak, peak))
+                if name == suffix
+                else curve.scaled(memory=peak / curve.peak)
+            )
+        if suffix not in self._given:
+            for other in self._launchers.values():
+                if other.waits and other.kind == launcher.kind:
+                    self.admission.relearn(other.key)
 
     def _send(self, launcher: _Launcher, word: str) -> None:
         with contextlib.suppress(OSError):  # it is gone, which the next read shows
@@ -724,11 +782,13 @@ def gated(
     cores: int,
     *,
     budget: int | None = None,
+    learn: Callable[[str, Curve], object] = lambda *_: None,
     log: str | None = None,
 ) -> int:
     """Run a command whose compilers are under a gate; its exit status, 128 + n after signal n.
 
-    `budget` in bytes; None follows the machine. `log` is a file that gets a line for whatever the gate does. When this
+    `budget` in bytes; None follows the machine. `learn` is told, in another process, the name and curve of each compile
+    that succeeds. `log` is a file that gets a line for whatever the gate does. When this
     process gets a signal that ends it, or is killed, all that the command started is gone two seconds later. Raises
     OSError where the command can't be started.
     """
@@ -744,7 +804,7 @@ def gated(
         try:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            status = _guarded(command, environ, curves, cores, budget, log)
+            status = _guarded(command, environ, curves, cores, budget, learn, log)
         except OSError as error:
             os.write(failed_there, str(error.errno).encode())
             status = 127
@@ -775,6 +835,7 @@ def _guarded(
     curves: Mapping[str, Curve],
     cores: int,
     budget: int | None,
+    learn: Callable[[str, Curve], object],
     log: str | None,
 ) -> int:
     folder = tempfile.mkdtemp(prefix="pybuild-gate-")
@@ -784,7 +845,7 @@ def _guarded(
     try:
         path = f"{folder}/gate"
         _catch()
-        server = _start_server(path, curves, cores, budget, log)
+        server = _start_server(path, curves, cores, budget, learn, log)
         launcher = f"{sys.executable} -I -S {Path(__file__).absolute().with_name('launch.py')}"
         # More than run at once: those that wait are what the gate chooses from.
         jobs = min(4 * cores, cores + 64)
@@ -812,7 +873,14 @@ def _guarded(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_server(path: str, curves: Mapping[str, Curve], cores: int, budget: int | None, log: str | None) -> int:
+def _start_server(
+    path: str,
+    curves: Mapping[str, Curve],
+    cores: int,
+    budget: int | None,
+    learn: Callable[[str, Curve], object],
+    log: str | None,
+) -> int:
     """A child that is the gate; its process id."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -831,7 +899,7 @@ def _start_server(path: str, curves: Mapping[str, Curve], cores: int, budget: in
             if log:
                 file = stack.enter_context(Path(log).open("a", buffering=1))
                 write = lambda line: file.write(f"{time.time():.2f}\t{line}\n")  # noqa: E731
-            Server(listener, curves, cores, budget=budget, log=write).serve()
+            Server(listener, curves, cores, budget=budget, learn=learn, log=write).serve()
     finally:
         os._exit(70)
 

@@ -9,6 +9,7 @@ What the two say to each other is lines of words with a tab between them:
     launcher: ask NAME KIND alone       the same, with nothing beside it
     gate:     go                        yes
     launcher: runs GROUP                it runs, in this process group
+    launcher: ended STATUS              it is over, by itself
     gate:     stop                      memory is short: end the compiler, and ask again
 
 A launcher that closes the connection is done. While its compiler runs it shares a lock on a file beside the socket;
@@ -321,6 +322,7 @@ def launch(gate: Gate, command: Sequence[str], name: str, kind: str) -> int:
             _remove(outputs_of(command))
             os.kill(os.getpid(), compiler.signalled)
         if status == 0:
+            gate.send("ended", "0")
             return 0
         if stopped:
             _remove(outputs_of(command))
@@ -328,6 +330,7 @@ def launch(gate: Gate, command: Sequence[str], name: str, kind: str) -> int:
             continue
         killed = status == 137 or any(word in compiler.said for word in _KILLED)
         if not killed and _oom_kills() == kills:
+            gate.send("ended", str(status))
             return status
         _remove(outputs_of(command))
         if alone:
