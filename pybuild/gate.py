@@ -535,7 +535,7 @@ def learned(readings: Sequence[tuple[float, float]], seconds: float) -> Curve:
         highest[part] = max(highest.get(part, 0.0), memory)
     times = [(part + 0.5) * seconds / _KEPT for part in sorted(highest)]
     memory = [highest[part] for part in sorted(highest)]
-    return Curve((0.0, *times, seconds), (0.0, *memory, *memory[-1:] or [0.0]))
+    return Curve((0.0, *times, seconds), (0.0, *memory, *(memory[-1:] or [0.0])))
 
 
 class Server:
