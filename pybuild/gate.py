@@ -530,9 +530,9 @@ def learned(readings: Sequence[tuple[float, float]], seconds: float) -> Curve:
     """
     seconds = max(seconds, 0.1)
     highest: dict[int, float] = {}
-    for at, memory in readings:
+    for at, held in readings:
         part = min(int(at / seconds * _KEPT), _KEPT - 1)
-        highest[part] = max(highest.get(part, 0.0), memory)
+        highest[part] = max(highest.get(part, 0.0), held)
     times = [(part + 0.5) * seconds / _KEPT for part in sorted(highest)]
     memory = [highest[part] for part in sorted(highest)]
     return Curve((0.0, *times, seconds), (0.0, *memory, *(memory[-1:] or [0.0])))
@@ -847,9 +847,7 @@ def _guarded(
         _catch()
         server = _start_server(path, curves, cores, budget, learn, log)
         launcher = f"{sys.executable} -I -S {Path(__file__).absolute().with_name('launch.py')}"
-        # More than run at once: those that wait are what the gate chooses from.
-        jobs = min(4 * cores, cores + 64)
-        added = {"PYBUILD_GATE": path, "PYBUILD_LAUNCHER": launcher, "MAX_JOBS": str(jobs)}
+        added = {"PYBUILD_GATE": path, "PYBUILD_LAUNCHER": launcher}
         build = os.posix_spawnp(command[0], list(command), {**environ, **added})
         try:
             while True:
@@ -918,9 +916,11 @@ def main() -> int:
     if options.budget != "auto" and not options.budget.isdigit():
         parser.error("--budget: a number of bytes, or auto")
     budget = None if options.budget == "auto" else int(options.budget)
+    # More than run at once: those that wait are what the gate chooses from.
+    environ = {**os.environ, "MAX_JOBS": str(min(4 * options.cores, options.cores + 64))}
     try:
         curves = read_curves(options.curves)
-        return gated(options.command, os.environ, curves, options.cores, budget=budget, log=options.log)
+        return gated(options.command, environ, curves, options.cores, budget=budget, log=options.log)
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:

@@ -23,6 +23,7 @@ COMMANDS = {
     "predict": ("predict", "Say what a number of jobs would need, and whether it fits."),
     "profile": ("profile", "Measure what the compiles of a package need."),
     "report": ("report", "Write what a build took, as one HTML file."),
+    "run": ("run", "Run any build, its compilers let in as memory allows."),
     "recommend-cores": ("recommend", "Print the number of cores to build with."),
 }
 
