@@ -48,7 +48,7 @@ class Memory:
             curve = curve.scaled(memory=max(1.0, _DECAY * known.peak / curve.peak))
         self.curves[name] = curve
         points = {
-            name: [[round(time, 1), round(memory)] for time, memory in zip(curve.times, curve.memory, strict=True)]
+            name: [[round(time, 4), round(memory)] for time, memory in zip(curve.times, curve.memory, strict=True)]
             for name, curve in self.curves.items()
         }
         # A cache that can't be written ends no build.
