@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pybuild.cli import cli
 from pybuild.curve import Curve
 from pybuild.errors import PybuildError
+from pybuild.gated import cores_here, gated_cores, gated_time
 from pybuild.host import Cores, Host, Memory
 from pybuild.profile import workload
 from pybuild.recommend import core_cap, recommend, recommended_cores, reserve_of
@@ -158,28 +159,29 @@ def run(*arguments: str) -> Result:
 
 
 MACHINE = ("--cores", "16", "--memory", "32GiB")
+UNGATED = ("--ungated", *MACHINE)
 
 
 def test_standard_output_is_the_number_alone() -> None:
-    result = run(*MACHINE, "--explain")
+    result = run(*UNGATED, "--explain")
     assert result.exit_code == 0
     assert result.stdout == f"{recommend(FLASH, 16, budget_of(32 * GIB))}\n"
-    assert run(*MACHINE).output == result.stdout
+    assert run(*UNGATED).output == result.stdout
 
 
 def test_explain_names_limit_profile_and_one_more() -> None:
-    said = run(*MACHINE, "--explain").stderr
+    said = run(*UNGATED, "--explain").stderr
     assert "Memory binds" in said
     assert "profile of flash-attn 2.8.3" in said
     assert "one core more: 7 at once hold up to" in said
     assert "28.8 GiB for the build" in said
-    plenty = run("--cores", "4", "--memory", "288GiB", "--explain").stderr
+    plenty = run("--ungated", "--cores", "4", "--memory", "288GiB", "--explain").stderr
     assert "The cores bind" in plenty
     assert "which fits as well" in plenty
 
 
 def test_json() -> None:
-    report = json.loads(run(*MACHINE, "--json").stdout)
+    report = json.loads(run(*UNGATED, "--json").stdout)
     assert report["cores"] == recommend(FLASH, 16, budget_of(32 * GIB))
     assert report["limit"] == "memory"
     assert report["budget_bytes"] == budget_of(32 * GIB)
@@ -189,21 +191,21 @@ def test_json() -> None:
 
 
 def test_reserve_and_selection_change_the_answer() -> None:
-    most = int(run(*MACHINE, "--reserve", "0").stdout)
-    assert int(run(*MACHINE, "--reserve", "20GiB").stdout) < int(run(*MACHINE).stdout) <= most
-    assert int(run(*MACHINE, "--head-dim", "32", "--forward-only").stdout) > int(run(*MACHINE).stdout)
-    assert int(run(*MACHINE, "--capability", "9.0", "--capability", "10.0").stdout) < int(run(*MACHINE).stdout)
+    most = int(run(*UNGATED, "--reserve", "0").stdout)
+    assert int(run(*UNGATED, "--reserve", "20GiB").stdout) < int(run(*UNGATED).stdout) <= most
+    assert int(run(*UNGATED, "--head-dim", "32", "--forward-only").stdout) > int(run(*UNGATED).stdout)
+    assert int(run(*UNGATED, "--capability", "9.0", "--capability", "10.0").stdout) < int(run(*UNGATED).stdout)
 
 
 def test_a_guess_is_said_to_be_one() -> None:
-    result = run("some-extension", *MACHINE)
+    result = run("some-extension", *UNGATED)
     assert result.stdout == "3\n"
     assert "no profile of some-extension" in result.stderr
     assert "8.0 GiB" in result.stderr
 
 
 def test_a_machine_too_small_for_one_is_told() -> None:
-    result = run("--cores", "4", "--memory", "6GiB")
+    result = run("--ungated", "--cores", "4", "--memory", "6GiB")
     assert result.stdout == "1\n"
     assert "one compile alone takes up to 6.6 GiB, more than the 4.0 GiB" in result.stderr
 
@@ -212,9 +214,36 @@ def test_a_saved_machine(tmp_path: Path) -> None:
     host = Host(cores=Cores(usable=16), memory=Memory(available=32 * GIB, because="MemAvailable of /proc/meminfo"))
     facts = tmp_path / "facts.json"
     facts.write_text(host.model_dump_json())
-    assert run("--facts", str(facts)).stdout == run(*MACHINE).stdout
+    assert run("--ungated", "--facts", str(facts)).stdout == run(*UNGATED).stdout
     # An option stands above what was read.
-    assert run("--facts", str(facts), "--memory", "1TiB").stdout == "16\n"
+    assert run("--ungated", "--facts", str(facts), "--memory", "1TiB").stdout == "16\n"
+
+
+def test_under_the_gate_no_core_is_left_idle_for_memory() -> None:
+    budget = budget_of(32 * GIB)
+    assert gated_cores(FLASH, 16, budget) == 16
+    best = gated_time(FLASH, 64, budget)
+    cores = gated_cores(FLASH, 64, budget)
+    assert 16 < cores < 64, "memory binds: more cores than these change nothing"
+    assert gated_time(FLASH, cores, budget) <= 1.02 * best
+    assert gated_time(FLASH, cores - 1, budget) > 1.02 * best
+    # 3.3 minutes is the longest kernel.
+    assert gated_cores(FLASH, 128, 1024 * GIB) < 60
+    assert gated_cores(FLASH, 4, 0) == 1
+
+
+def test_the_command_answers_for_gated_builds() -> None:
+    result = run(*MACHINE, "--explain")
+    assert result.stdout == run(*MACHINE).output == "16\n"
+    assert "under the gate 16 at once take 10.0 minutes" in result.stderr
+    assert "without it (--ungated) 6 at once are safe, which take 25.1 minutes" in result.stderr
+    report = json.loads(run(*MACHINE, "--json").stdout)
+    assert (report["cores"], report["ungated"]["cores"]) == (16, 6)
+    assert 590 < report["seconds"] < 620
+    host = Host(cores=Cores(usable=16), memory=Memory(available=32 * GIB, because="a test"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pybuild.gated.read_host", lambda programs: host)
+        assert cores_here(BuildSpec()) == 16
 
 
 @pytest.mark.parametrize(

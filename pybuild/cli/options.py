@@ -112,9 +112,9 @@ def planned(options: dict[str, Any]) -> Plan:
     spec = spec_from(options)
     cores = options["cores"]
     if cores is None:
-        from pybuild.recommend import recommended_cores
+        from pybuild.gated import cores_here
 
-        cores = recommended_cores(spec)
+        cores = cores_here(spec)
     return make_plan(
         spec,
         os.environ,
