@@ -161,6 +161,10 @@ class _Run:
         self.late += max(over, 0.0)
         return over >= 0
 
+    def held(self) -> float:
+        """Bytes that it holds now; as its curve says for one that can't be seen, such as a builder of nix's daemon."""
+        return self.memory if self.highest else self.shape.curve.at(self.position)
+
     def forecast(self, margin: float) -> int:
         """Memory from now on."""
         shape = self.shape
@@ -264,7 +268,7 @@ class Admission:
         single = next((key for key in self.alone if key in self._waits), None)
         if single is not None:
             return [] if running else [self._start(single, now)]
-        budget = self.budget(sum(run.memory for run in self._runs.values()))
+        budget = self.budget(sum(run.held() for run in self._runs.values()))
         room = _Room(budget, 2 * max(shape.count for shape in self._shapes.values()) + 3)
         for run in self._runs.values():
             room.take(run.forecast(self.margin))
@@ -327,14 +331,14 @@ class Admission:
     def evict(self, now: float, running: Mapping[str, Reading]) -> list[str]:
         """Those of `running` that have to stop, the youngest first, where memory is short. Never the oldest."""
         self._look(now, running)
-        held = sum(run.memory for run in self._runs.values())
+        held = sum(run.held() for run in self._runs.values())
         limit = self.budget(held) * _OVER
         evicted: list[str] = []
         for key in sorted(running, key=lambda key: self._runs[key].started, reverse=True)[:-1]:
             if held <= limit:
                 break
             run = self._runs.pop(key)
-            held -= run.memory
+            held -= run.held()
             self._ratios[key] = run.ratio
             self._stopped[key] = now
             evicted.append(key)

@@ -185,6 +185,21 @@ def test_what_is_late_is_expected_to_spike_still() -> None:
     assert late.admit(50.0, {"a": reading(0.3 * GIB, "ptxas")}, ["b"]) == ["b"]
 
 
+def test_what_can_not_be_seen_is_counted_once() -> None:
+    # Builders of nix's daemon: what they hold is missing from the machine's free memory, and in no reading.
+    curve = spike(5, 1, 100, 4, 3)
+    held = []
+
+    def budget(ours: float) -> float:
+        held.append(ours)
+        return 10.0 * GIB
+
+    admission = Admission(lambda key: curve, budget, 4)
+    assert admission.admit(0.0, {}, ["a"]) == ["a"]
+    assert admission.admit(50.0, {"a": reading(0)}, ["b"]) == ["b"]
+    assert held == [0, 3.0 * GIB]
+
+
 def test_alone_is_alone() -> None:
     curve = spike(5, 1, 20, 1, 0.2)
     admission = Admission(lambda key: curve, lambda held: 100.0 * GIB, 4)
