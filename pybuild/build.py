@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pybuild.builders import Builder
 from pybuild.errors import BuildError
 from pybuild.events import Listener, Over, Planned, Said, Step
 from pybuild.fetch import fetch_files
@@ -25,12 +26,19 @@ def fetch_inputs(plan: Plan) -> list[str]:
     return fetch_files(plan.pins, plan.nix)
 
 
-def run_build(plan: Plan, dist: Path, listener: Listener, *, budget: Callable[[float], int]) -> list[Path]:
+def run_build(
+    plan: Plan,
+    dist: Path,
+    listener: Listener,
+    *,
+    budget: Callable[[float], int],
+    builders: Sequence[Builder] = (),
+) -> list[Path]:
     """Build the plan's kernels, each a derivation, then its wheel; copy the wheels into `dist`; their paths there.
 
     `listener` is told what happens, with times from this moment; `budget` gives the bytes that compiles may hold
-    together, from those they hold now. Raises BuildError, with the end of the log of what
-    failed. However it ends, no process is left, and what was compiled stays in the store.
+    together, from those they hold now; `builders` are other machines that compile. Raises BuildError, with the end of
+    the log of what failed. However it ends, no process is left, and what was compiled stays in the store.
     """
     start = time.monotonic()
 
@@ -49,7 +57,7 @@ def run_build(plan: Plan, dist: Path, listener: Listener, *, budget: Callable[[f
         _run(plan, plan.inputs_argv, listener, now, doing="preparing the toolkit and torch")
         listener(Step(now(), "compile"))
         admission = admission_for(plan.spec, plan.cores, budget)
-        failed = realise(plan, missing, admission, listener, budget=budget, clock=now)
+        failed = realise(plan, missing, admission, listener, builders=builders, budget=budget, clock=now)
         if failed:
             raise _explain(plan, failed, len(kernels))
     listener(Step(now(), "link"))

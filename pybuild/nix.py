@@ -147,12 +147,17 @@ class Nix:
             ],
         )
 
-    def realise_argv(self, derivation: str, *, cores: int, sandbox_paths: Sequence[str] = ()) -> list[str]:
-        """The command line that builds one derivation of the store; for the arguments see `flake_argv`."""
-        argv = [*self.nix_store, *self.store.options, "--realise", derivation, "--max-jobs", "1", "--cores", str(cores)]
-        argv += SANDBOX
+    def realise_argv(
+        self, derivation: str, *, cores: int, sandbox_paths: Sequence[str] = (), builder: str | None = None
+    ) -> list[str]:
+        """The command line that builds one derivation of the store; for the arguments see `flake_argv`.
+
+        With `builder`, a line of nix's option `builders`, it is built there and not here.
+        """
+        argv = [*self.nix_store, *self.store.options, "--realise", derivation, "--cores", str(cores)]
+        argv += ["--max-jobs", "0" if builder else "1", *SANDBOX]
         # nix-store has no --offline.
-        argv += [*host_options(sandbox_paths), "--option", "substitute", "false"] if sandbox_paths else NETWORK
+        argv += [*host_options(sandbox_paths, builder), "--option", "substitute", "false"] if sandbox_paths else NETWORK
         return argv
 
     # Store
@@ -306,14 +311,14 @@ def shell_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def host_options(sandbox_paths: Sequence[str]) -> list[str]:
-    """Options of a build with these paths of this machine in the sandbox."""
+def host_options(sandbox_paths: Sequence[str], builder: str | None = None) -> list[str]:
+    """Options of a build with these paths of this machine in the sandbox, or on a builder that has them too."""
     return [
         # Not extra-sandbox-paths: Debian 13's nix puts a /bin/sh of its own into the sandbox, which fails where
         # /bin is asked for as well.
         *("--option", "sandbox-paths", " ".join(sandbox_paths)),
-        # No other machine has these paths, and no cache has a build that depends on them.
-        *("--option", "builders", ""),
+        # No machine but those that pybuild has asked has these paths.
+        *("--option", "builders", builder or ""),
     ]
 
 

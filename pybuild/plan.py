@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pybuild.builders import Builder
 from pybuild.errors import PybuildError
 from pybuild.fetch import store_path
-from pybuild.flake import stage_flake, stage_hostpkgs
-from pybuild.hostpkgs import Facts, read_facts
+from pybuild.flake import stage_flake, stage_hostpkgs, stage_nixpkgs
+from pybuild.hostpkgs import Facts, choice_of, read_facts
 from pybuild.nix import Nix, find_nix
 from pybuild.release import Group, Pin, load_release, load_source
 from pybuild.spec import PACKAGES, BuildSpec
@@ -30,7 +31,7 @@ class Kernel:
 class Plan:
     """One build: the nix that does it, the pinned files it needs in the store, and how nix is called for it.
 
-    `cores` is how many kernels are compiled at once at most.
+    `cores` is how many kernels are compiled at once at most; `facts` are those of hostpkgs, None with nixpkgs.
     """
 
     spec: BuildSpec
@@ -40,6 +41,7 @@ class Plan:
     flake: Path
     overrides: Mapping[str, Path]
     sandbox_paths: tuple[str, ...]
+    facts: Facts | None
 
     @property
     def argv(self) -> list[str]:
@@ -103,10 +105,11 @@ class Plan:
         """The store path of the wheel that is made of the kernels. Raises BuildError as `kernels` does."""
         return self._evaluated["whole"]["fromObjects"]["output"]
 
-    def realise_argv(self, derivation: str) -> list[str]:
+    def realise_argv(self, derivation: str, builder: Builder | None = None) -> list[str]:
         """The command line that builds one derivation, with as many cores as there are architectures."""
         cores = len(self.spec.architectures)
-        return self.nix.realise_argv(derivation, cores=cores, sandbox_paths=self.sandbox_paths)
+        line = builder.line if builder else None
+        return self.nix.realise_argv(derivation, cores=cores, sandbox_paths=self.sandbox_paths, builder=line)
 
 
 def make_plan(
@@ -114,12 +117,29 @@ def make_plan(
     environ: Mapping[str, str],
     *,
     cores: int,
+    package_set: str = "hostpkgs",
     nix: str | None = None,
     cuda_home: Path | None = None,
 ) -> Plan:
-    """The plan for `spec` on this machine, with `cores` for the build. Raises PybuildError for what is missing."""
+    """The plan for `spec` on this machine, with `cores` for the build. Raises PybuildError for what is missing.
+
+    `package_set` is `hostpkgs` or `nixpkgs` (docs/hostpkgs.md). nix fetches all that nixpkgs needs by itself.
+    """
     if spec.package not in PACKAGES:
         raise PybuildError(f"no package {spec.package!r}", f"pybuild builds: {', '.join(PACKAGES)}.")
+    if package_set == "nixpkgs":
+        if cuda_home is not None:
+            raise PybuildError("--cuda-home is for hostpkgs", "nixpkgs brings its own CUDA: leave one of them out.")
+        return Plan(
+            spec=spec,
+            nix=find_nix(nix, environ, host_paths=False),
+            pins=(),
+            cores=cores,
+            flake=stage_flake(),
+            overrides={"nixpkgs": stage_nixpkgs(choice_of(spec))},
+            sandbox_paths=(),
+            facts=None,
+        )
     facts = read_facts(spec, environ, cuda_home=cuda_home)
     return Plan(
         spec=spec,
@@ -129,6 +149,7 @@ def make_plan(
         flake=stage_flake(),
         overrides={"nixpkgs": stage_hostpkgs(facts)},
         sandbox_paths=tuple(str(path) for path in facts.sandbox_paths),
+        facts=facts,
     )
 
 

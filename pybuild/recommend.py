@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from pybuild.curve import Curve
 from pybuild.profile import workload
 from pybuild.simulate import Trials
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from pybuild.host import Host
 
 
 def reserve_of(available: int) -> int:
@@ -54,7 +58,11 @@ def recommended_cores(spec: BuildSpec) -> int:
     """The number of cores for a build on this machine. Raises PybuildError for a bad profile."""
     from pybuild.host import read_host
 
-    host = read_host(programs=False)
+    return cores_for(spec, read_host(programs=False))
+
+
+def cores_for(spec: BuildSpec, host: Host) -> int:
+    """The number of cores for a build on `host`. Raises PybuildError for a bad profile."""
     available = host.memory.available
     work = workload(spec, nvcc_threads(spec))
     return recommend(work.curves, host.cores.usable, available - reserve_of(available))

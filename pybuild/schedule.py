@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import tempfile
 import time
@@ -12,6 +13,7 @@ from typing import IO, Protocol
 
 import psutil
 
+from pybuild.builders import Builder
 from pybuild.events import Began, Ended, Evicted, Listener, Memory, Reading, Said
 from pybuild.plan import Kernel, Plan
 
@@ -20,6 +22,11 @@ INTERVAL = 0.5
 
 # What compiles, by the name of the process; of several at once, the one with the most memory counts.
 _TOOLS = {"cicc", "ptxas", "cudafe++", "cc1plus", "fatbinary", "nvlink"}
+
+
+# What nix (2.8) says where the compiler failed on a builder. All else is taken for a builder that failed as a machine:
+# the kernel is compiled elsewhere, and where that was wrong, it fails there.
+_COMPILE_FAILED = r"build of '[^']*' on '[^']*' failed: builder for '[^']*' failed with exit code"
 
 
 class Admission(Protocol):
@@ -57,12 +64,13 @@ class Failed:
 
 @dataclass
 class _Running:
-    """A kernel's nix, and what was seen of the processes below it."""
+    """A kernel's nix, and what was seen of the processes below it; `builder` compiles it, or this machine."""
 
     kernel: Kernel
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     stack: contextlib.ExitStack
+    builder: Builder | None = None
     cpu: dict[int, float] = field(default_factory=dict)
     peak: int = 0
 
@@ -100,13 +108,16 @@ def realise(
     admission: Admission,
     listener: Listener,
     *,
+    builders: Sequence[Builder] = (),
     budget: Callable[[float], int] = lambda held: 0,
     clock: Callable[[], float] = time.monotonic,
     interval: float = INTERVAL,
 ) -> list[Failed]:
     """Build the kernels' derivations, each by a nix of its own; those that failed.
 
-    `budget` is only told to the listener: the bytes that compiles may hold together, from those they hold now.
+    What `admission` lets in is compiled here; of what waits, each of the `builders` gets as many as it has jobs. One
+    that goes away gets no more, and what it had is compiled elsewhere. `budget` is only told to the listener: the bytes
+    that compiles may hold together, from those they hold now.
 
     A failure ends no other kernel. Whatever ends this function (Ctrl-C, an error), every nix it started and all below
     them have ended when it returns; what was built until then stays in the store.
@@ -114,6 +125,7 @@ def realise(
     waiting = {kernel.name: kernel for kernel in kernels}
     running: dict[str, _Running] = {}
     failed: list[Failed] = []
+    usable = list(builders)
     with contextlib.ExitStack() as everything:
         while waiting or running:
             now = clock()
@@ -121,14 +133,21 @@ def realise(
                 run = running.pop(name)
                 ok = run.process.returncode == 0
                 said = _read(run.output)
+                run.stack.close()
+                if not ok and run.builder and not re.search(_COMPILE_FAILED, said):
+                    waiting[name] = run.kernel
+                    listener(Evicted(now, name))
+                    if run.builder in usable:
+                        usable.remove(run.builder)
+                        listener(Said(now, f"{run.builder.url} gets no more kernels: {said.strip()}"))
+                    continue
                 if not ok:
                     failed.append(Failed(run.kernel, said))
-                run.stack.close()
                 for line in said.splitlines():
                     listener(Said(now, f"{name}> {line}"))
                 listener(Ended(now, name, ok, sum(run.cpu.values()), run.peak))
             processes = _by_parent() if running else {}
-            readings = {name: run.look(now, processes) for name, run in running.items()}
+            readings = {name: run.look(now, processes) for name, run in running.items() if run.builder is None}
             for reading in readings.values():
                 listener(reading)
             for name in admission.evict(now, readings):
@@ -139,7 +158,14 @@ def realise(
             for name in admission.admit(now, readings, list(waiting)):
                 running[name] = _start(plan, waiting.pop(name), everything)
                 listener(Began(now, name))
-            listener(_memory(now, readings.values(), budget, min(plan.cores - len(running), len(waiting))))
+            here = sum(run.builder is None for run in running.values())
+            for builder in usable:
+                free = builder.jobs - sum(run.builder == builder for run in running.values())
+                for name in list(waiting)[: max(0, free)]:
+                    running[name] = _start(plan, waiting.pop(name), everything, builder)
+                    listener(Began(now, name))
+                    listener(Said(now, f"{name}> on {builder.url}"))
+            listener(_memory(now, readings.values(), budget, min(plan.cores - here, len(waiting))))
             if running:
                 time.sleep(interval)
     return failed
@@ -152,12 +178,12 @@ def _memory(now: float, readings: Iterable[Reading], budget: Callable[[float], i
     return Memory(now, used, budget(used), psutil.virtual_memory().available, max(0, waiting), round(busy, 2))
 
 
-def _start(plan: Plan, kernel: Kernel, everything: contextlib.ExitStack) -> _Running:
+def _start(plan: Plan, kernel: Kernel, everything: contextlib.ExitStack, builder: Builder | None = None) -> _Running:
     stack = everything.enter_context(contextlib.ExitStack())
     output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (the stack closes it)
-    argv = plan.realise_argv(kernel.derivation)
+    argv = plan.realise_argv(kernel.derivation, builder) if builder else plan.realise_argv(kernel.derivation)
     process = stack.enter_context(plan.nix.popen(argv, stdout=subprocess.DEVNULL, stderr=output))
-    return _Running(kernel, process, output, stack)
+    return _Running(kernel, process, output, stack, builder)
 
 
 def _read(output: IO[bytes]) -> str:
