@@ -21,7 +21,9 @@ from pybuild.release import load_release, load_source
 from pybuild.units import MIB, format_gib, format_time
 
 
-@click.command(epilog="Example: pybuild profile flash-attn 'flash_fwd_hdim128_*' --release cu130 --output here.json")
+@click.command(
+    epilog="\b\nExample:\n  pybuild profile flash-attn 'flash_fwd_hdim128_*' --release cu130 --output here.json"
+)
 @build_options
 @click.argument("kernels", nargs=-1)
 @plan_options

@@ -13,7 +13,7 @@ from pybuild.exchange import destination, push, signing_key
 from pybuild.plan import make_plan
 
 
-@click.command(epilog="Example: pybuild push file:///mnt/cache flash-attn --release cu130 --head-dim 64")
+@click.command(epilog="\b\nExample:\n  pybuild push file:///mnt/cache flash-attn --release cu130 --head-dim 64")
 @click.argument("url", metavar="STORE-URL")
 @build_options
 @click.option("--key", type=click.Path(path_type=Path, dir_okay=False), help="Secret key; one is made without it.")
