@@ -427,3 +427,14 @@ def test_recorded_builds_are_shown_and_told_of(kind: str, state: dict[str, str])
     log = subprocess.run(replay(path, 0.3), capture_output=True, text=True, env={**os.environ, **state}, check=False)
     for words in SAID[kind]:
         assert words in said + log.stderr
+
+
+def test_the_readmes_picture_is_made_of_a_record_and_loads_nothing(tmp_path: Path) -> None:
+    picture = tmp_path / "live.svg"
+    script = HERE.parent / "scripts/picture.py"
+    argv = [sys.executable, str(script), str(HERE / "fakes/builds/success.jsonl"), "20", str(picture)]
+    subprocess.run(argv, check=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)})
+    text = picture.read_text().replace("&#160;", " ")
+    assert "$ pybuild build small --cores 2" in text
+    assert "2 running, 2 to come" in text
+    assert not re.search(r"url\(.?http|@import|@font-face|<script", text)
