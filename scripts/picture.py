@@ -1,7 +1,7 @@
 """Draw the live view of a recorded build as SVG: `picture.py RECORD SECONDS OUTPUT.svg`.
 
-RECORD is a file of `pybuild report --list` (in ~/.local/state/pybuild/builds), SECONDS a moment of it. The README's picture
-is made of a real build:
+RECORD is a file of `pybuild report --list` (in ~/.local/state/pybuild/builds), SECONDS a moment of it. The README's
+picture is made of a real build:
 
     pybuild build flash-attn --release cu130 --head-dim 128 --dtype bf16
     scripts/picture.py ~/.local/state/pybuild/builds/<the newest>.jsonl 240 docs/live.svg
