@@ -361,9 +361,11 @@ class Admission:
         self.alone.discard(key)
 
     def relearn(self, key: str) -> None:
-        """The curve of a compile that waits is another one now."""
+        """The curve of a compile is another one now."""
         if key in self._waits:
             del self._waits.pop(key).keys[key]
+        if key in self._runs:
+            self._runs[key].shape = self._shape(key)
 
     def highest(self, key: str) -> float:
         """The most that a running compile was seen to hold, in bytes."""
@@ -542,6 +544,12 @@ def learned(readings: Sequence[tuple[float, float]], seconds: float) -> Curve:
     return Curve((0.0, *times, seconds), (0.0, *memory, *(memory[-1:] or [0.0])))
 
 
+def _at_least(curve: Curve, other: Curve, part: float) -> Curve:
+    """`curve`, made as long and as high as this part of the other one."""
+    time = max(1.0, part * other.duration / curve.duration)
+    return curve.scaled(time=time, memory=max(1.0, part * other.peak / curve.peak))
+
+
 class Server:
     """The gate at a Unix socket: hears the launchers, looks at what runs, lets in, and stops."""
 
@@ -554,13 +562,17 @@ class Server:
         budget: int | None = None,
         learn: Callable[[str, Curve], object] = lambda *_: None,
         log: Callable[[str], object] = lambda _: None,
+        tell: Callable[..., object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._curves = dict(curves)
         self._given = frozenset(curves)
         self._learn = learn
+        # What the cautious curves still count, by kind: half with each compile that was seen.
+        self._caution = dict.fromkeys(CAUTIOUS, 1.0)
         self._fixed = budget
         self._log = log
+        self._tell = tell
         self._clock = clock
         self._launchers: dict[str, _Launcher] = {}
         self._numbers = iter(range(1, 1 << 60))
@@ -606,6 +618,7 @@ class Server:
             self._unseen += readings.pop(key).memory
             self._send(launcher, "stop")
             self._log(f"stop\t{launcher.name}")
+            self._tell("stop", launcher.name)
         waiting = [key for key, launcher in self._launchers.items() if launcher.waits]
         for key in self.admission.admit(now, readings, waiting):
             launcher = self._launchers[key]
@@ -613,6 +626,17 @@ class Server:
             launcher.readings.clear()
             self._send(launcher, "go")
             self._log(f"go\t{launcher.name}")
+            self._tell("go", launcher.name)
+        if self._launchers:
+            self._tell_what_is_seen(readings)
+
+    def _tell_what_is_seen(self, readings: Mapping[str, Seen]) -> None:
+        runs = [(self._launchers[key].name, reading.tool, reading.memory) for key, reading in readings.items()]
+        budget = int(self._budget(sum(memory for _, _, memory in runs)))
+        waiting = sum(launcher.waits for launcher in self._launchers.values())
+        cores = self.admission.cores - (len(self._launchers) - waiting)
+        # Those that wait though there are cores for them wait for memory.
+        self._tell("see", runs, budget, self._available, max(0, min(cores, waiting)))
 
     def _budget(self, held: float) -> float:
         held += self._unseen
@@ -657,6 +681,7 @@ class Server:
         launcher.name, launcher.kind = name, kind if kind in CAUTIOUS else "cuda"
         launcher.waits, launcher.stopping, launcher.group = True, False, 0
         self._launchers[launcher.key] = launcher
+        self._tell("ask", name)
         if "alone" in how:
             self.admission.alone.add(launcher.key)
 
@@ -666,6 +691,7 @@ class Server:
         self.admission.forget(launcher.key)
         seconds = self._clock() - launcher.began
         self._log(f"end\t{launcher.name}\t{seconds:.1f}\t{highest:.0f}\t{launcher.status}")
+        self._tell("end", launcher.name, launcher.status, int(highest))
         if launcher.status == "0" and highest:
             self._teach(launcher, learned(launcher.readings, seconds))
 
@@ -675,18 +701,18 @@ class Server:
         The latter are expected to take the most that was seen, which counts less with each compile after it.
         """
         self._learn(launcher.name, curve)
+        if launcher.name not in self._given:
+            self._curves[launcher.name] = _at_least(curve, self._curves.get(launcher.name, curve), _DECAY)
         suffix = _SUFFIX[launcher.kind]
-        for name in {launcher.name, suffix} - self._given:
-            known = self._curves.get(name, CAUTIOUS[launcher.kind] if name == suffix else curve)
-            time, peak = max(curve.duration, _DECAY * known.duration), max(curve.peak, _DECAY * known.peak)
-            self._curves[name] = (
-                Curve((0.0, time / 10, time), (0.0, peak, peak))
-                if name == suffix
-                else curve.scaled(memory=peak / curve.peak)
-            )
         if suffix not in self._given:
+            known = self._curves.get(suffix)
+            flat = Curve((0.0, curve.duration / 10, curve.duration), (0.0, curve.peak, curve.peak))
+            self._caution[launcher.kind] /= 2
+            if known:
+                flat = _at_least(flat, known, _DECAY)
+            self._curves[suffix] = _at_least(flat, CAUTIOUS[launcher.kind], self._caution[launcher.kind])
             for other in self._launchers.values():
-                if other.waits and other.kind == launcher.kind:
+                if other.kind == launcher.kind and other.name not in self._given:
                     self.admission.relearn(other.key)
 
     def _send(self, launcher: _Launcher, word: str) -> None:
@@ -788,11 +814,13 @@ def gated(
     budget: int | None = None,
     learn: Callable[[str, Curve], object] = lambda *_: None,
     log: str | None = None,
+    tell: Callable[..., object] = lambda *_: None,
 ) -> int:
     """Run a command whose compilers are under a gate; its exit status, 128 + n after signal n.
 
     `budget` in bytes; None follows the machine. `learn` is told, in another process, the name and curve of each compile
-    that succeeds. `log` is a file that gets a line for whatever the gate does. When this
+    that succeeds. `log` is a file that gets a line for whatever the gate does; `tell` is called for the same, and for
+    what is seen of those that run: in another process too. When this
     process gets a signal that ends it, or is killed, all that the command started is gone two seconds later. Raises
     OSError where the command can't be started.
     """
@@ -808,7 +836,7 @@ def gated(
         try:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            status = _guarded(command, environ, curves, cores, budget, learn, log)
+            status = _guarded(command, environ, curves, cores, budget, learn, log, tell)
         except OSError as error:
             os.write(failed_there, str(error.errno).encode())
             status = 127
@@ -841,6 +869,7 @@ def _guarded(
     budget: int | None,
     learn: Callable[[str, Curve], object],
     log: str | None,
+    tell: Callable[..., object],
 ) -> int:
     folder = tempfile.mkdtemp(prefix="pybuild-gate-")
     if len(folder) > 80:  # the name of a Unix socket has 108 bytes at most, unix(7)
@@ -849,7 +878,7 @@ def _guarded(
     try:
         path = f"{folder}/gate"
         _catch()
-        server = _start_server(path, curves, cores, budget, learn, log)
+        server = _start_server(path, curves, cores, budget, learn, log, tell)
         launcher = f"{sys.executable} -I -S {Path(__file__).absolute().with_name('launch.py')}"
         added = {"PYBUILD_GATE": path, "PYBUILD_LAUNCHER": launcher}
         build = os.posix_spawnp(command[0], list(command), {**environ, **added})
@@ -882,6 +911,7 @@ def _start_server(
     budget: int | None,
     learn: Callable[[str, Curve], object],
     log: str | None,
+    tell: Callable[..., object],
 ) -> int:
     """A child that is the gate; its process id."""
     listener = socket.socket(socket.AF_UNIX)
@@ -901,7 +931,7 @@ def _start_server(
             if log:
                 file = stack.enter_context(Path(log).open("a", buffering=1))
                 write = lambda line: file.write(f"{time.time():.2f}\t{line}\n")  # noqa: E731
-            Server(listener, curves, cores, budget=budget, learn=learn, log=write).serve()
+            Server(listener, curves, cores, budget=budget, learn=learn, log=write, tell=tell).serve()
     finally:
         os._exit(70)
 
