@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,10 +45,13 @@ class Workshop:
         self.socket = folder / "gate"
         self.log = folder / "log"
         self.started: list[subprocess.Popen[str]] = []
+        self.enter: list[str] = []
 
-    def gate(self, cores: int, curves: dict[str, list[tuple[float, float]]], budget: int) -> subprocess.Popen[str]:
+    def gate(
+        self, cores: int, curves: dict[str, list[tuple[float, float]]], budget: int | None
+    ) -> subprocess.Popen[str]:
         argument = json.dumps([str(self.socket), cores, budget, curves, str(self.log)])
-        server = self._start([sys.executable, "-c", SERVER, argument], stdout=subprocess.PIPE)
+        server = self.start([sys.executable, "-c", SERVER, argument], stdout=subprocess.PIPE)
         assert server.stdout and server.stdout.readline() == "ready\n"
         return server
 
@@ -61,9 +65,10 @@ class Workshop:
     def launch(self, name: str, compiler: str, **environ: str) -> subprocess.Popen[str]:
         command = [*LAUNCH, compiler, "-c", f"src/{name}.cu", "-o", str(self.folder / f"{name}.o")]
         environ = {"PYBUILD_GATE": str(self.socket), "TMPDIR": str(self.folder), **environ}
-        return self._start(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return self.start(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def _start(self, command: list[str], **options: object) -> subprocess.Popen[str]:
+    def start(self, command: list[str], **options: object) -> subprocess.Popen[str]:
+        command = [*self.enter, *command]
         process = subprocess.Popen(command, text=True, start_new_session=True, **options)  # type: ignore[call-overload]
         assert isinstance(process, subprocess.Popen)
         self.started.append(process)
@@ -348,3 +353,85 @@ def test_what_can_not_be_used_is_said(tmp_path: Path) -> None:
     )
     missing = error("--cores=1", f"--curves={good}", "--", "/no/such/command")
     assert missing == f"{name} /no/such/command can't be started: No such file or directory"
+
+
+KERNEL = """
+#include <cub/cub.cuh>
+template <int N> __global__ void sort(float* x) {
+  using Sort = cub::BlockRadixSort<float, 64, N>;
+  __shared__ typename Sort::TempStorage storage;
+  float keys[N];
+  for (int i = 0; i < N; i++) keys[i] = x[threadIdx.x * N + i];
+  Sort(storage).Sort(keys);
+  for (int i = 0; i < N; i++) x[threadIdx.x * N + i] = keys[i];
+}
+template __global__ void sort<%d>(float*);
+"""
+
+
+@contextlib.contextmanager
+def memory_cgroup(limit: int) -> Iterator[tuple[Path, Callable[[], int]]]:
+    """A new cgroup with a limit of memory, and how often the kernel has killed for it. Skips where none can be made."""
+    v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    folder = Path("/sys/fs/cgroup" if v2 else "/sys/fs/cgroup/memory") / f"pybuild-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no cgroup can be made here: {error}")
+
+    def kills() -> int:
+        text = (folder / ("memory.events" if v2 else "memory.oom_control")).read_text()
+        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
+
+    try:
+        yield folder, kills
+    finally:
+        while pids := (folder / "cgroup.procs").read_text().split():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.05)
+        folder.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_two_dozen_compiles_survive_a_hog_a_dead_launcher_and_a_dead_gate(workshop: Workshop) -> None:
+    folder = workshop.folder
+    names = [f"sort{n}" for n in range(24)]
+    for number, name in enumerate(names):
+        (folder / f"{name}.cu").write_text(KERNEL % (number + 1))
+    with memory_cgroup(8 * 1024 * MIB) as (cgroup, kills):
+        # Each takes 0.6 GiB; nothing is known of them, so that the gate learns it.
+        workshop.enter = ["sh", "-c", f'echo $$ >{cgroup}/cgroup.procs; exec "$@"', "sh"]
+        gate = workshop.gate(6, {}, None)
+
+        def start(name: str) -> subprocess.Popen[str]:
+            (folder / name).mkdir()
+            compiler = workshop.compiler(f'exec nvcc -arch=sm_90 -c {name}.cu -o "$out"')
+            return workshop.launch(name, compiler)
+
+        def ended() -> int:
+            return sum(event == "end" for event, _ in workshop.events())
+
+        runs = {name: start(name) for name in names}
+        until(lambda: ended() >= 4, 600)
+        victim = next(name for name, run in runs.items() if run.poll() is None and ["go", name] in workshop.events())
+        runs[victim].kill()
+        runs[victim].communicate()
+        (folder / victim).rmdir()
+        runs[victim] = start(victim)
+        until(lambda: ended() >= 8, 600)
+        # All but 0.4 GiB: less than one compile takes. Memory, and not files in memory, which could be swapped out.
+        hog = workshop.start([sys.executable, "-c", f"import time; b = b'x' * {7782 * MIB}; time.sleep(20)"])
+        hog.wait()
+        until(lambda: ended() >= 14, 600)
+        gate.kill()
+        assert all(run.wait(600) == 0 for run in runs.values()), [run.communicate()[1] for run in runs.values()]
+        assert kills() == 0
+        assert all((folder / f"{name}.o").stat().st_size for name in names)
+        assert not list(folder.glob("pybuild-*")) or victim
+        print(workshop.log.read_text())
