@@ -54,15 +54,8 @@ def recommend(curves: Sequence[Curve], cores: int, budget: int) -> int:
     return cores if jobs == len(curves) else max(1, jobs)
 
 
-def recommended_cores(spec: BuildSpec) -> int:
-    """The number of cores for a build on this machine. Raises PybuildError for a bad profile."""
-    from pybuild.host import read_host
-
-    return cores_for(spec, read_host(programs=False))
-
-
 def cores_for(spec: BuildSpec, host: Host) -> int:
-    """The number of cores for a build on `host`. Raises PybuildError for a bad profile."""
+    """The number of cores for a build on `host` that no gate watches. Raises PybuildError for a bad profile."""
     available = host.memory.available
     work = workload(spec, nvcc_threads(spec))
     return recommend(work.curves, host.cores.usable, available - reserve_of(available))

@@ -17,7 +17,7 @@ from pybuild.errors import PybuildError
 from pybuild.gated import cores_here, gated_cores, gated_time
 from pybuild.host import Cores, Host, Memory
 from pybuild.profile import workload
-from pybuild.recommend import core_cap, recommend, recommended_cores, reserve_of
+from pybuild.recommend import core_cap, cores_for, recommend, reserve_of
 from pybuild.simulate import Trials
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, MIB
@@ -135,12 +135,11 @@ def test_a_package_without_a_profile_is_counted_at_the_cautious_default() -> Non
     assert recommend(unknown, 64, budget_of(64 * GIB)) == core_cap(64, 64 * GIB, 8 * GIB) == 7
 
 
-def test_recommended_cores_asks_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_gate() -> None:
     host = Host(cores=Cores(usable=16), memory=Memory(available=32 * GIB, because="a test"))
-    monkeypatch.setattr("pybuild.host.read_host", lambda programs: host)
-    assert recommended_cores(BuildSpec()) == recommend(FLASH, 16, budget_of(32 * GIB))
+    assert cores_for(BuildSpec(), host) == recommend(FLASH, 16, budget_of(32 * GIB))
     # Forward kernels of one head dimension are smaller.
-    assert recommended_cores(BuildSpec(head_dims=(64,), forward_only=True)) > recommended_cores(BuildSpec())
+    assert cores_for(BuildSpec(head_dims=(64,), forward_only=True), host) > cores_for(BuildSpec(), host)
 
 
 def test_it_is_quick() -> None:
