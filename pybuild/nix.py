@@ -593,7 +593,7 @@ _CAUSES = (
     ),
     Cause(
         "signature",
-        r"is not signed by any of the keys|lacks a (?:valid )?signature|(?:lacks|without) a signature by a trusted key",
+        r"not signed by any of the keys|lacks a (?:valid )?signature|(?:lacks|without) a signature by a trusted key",
         "It is not signed by a key that the receiving machine's nix.conf trusts: add the line for trusted-public-keys "
         "that `pybuild push` prints.",
     ),

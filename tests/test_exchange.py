@@ -204,7 +204,8 @@ def test_without_a_cache_of_the_users_own_nobody_is_asked(machine: Machine) -> N
 def test_a_cache_that_is_gone_is_said_and_ends_nothing(machine: Machine, tmp_path: Path) -> None:
     there = machine("there", "substituters = ssh-ng://nobody@machine.invalid")
     said = take(there.as_plan())
-    assert said is None or "machine.invalid" in said
+    # Without ssh on this machine nix says so.
+    assert said is None or "machine.invalid" in said or "ssh" in said
     assert there.has("one") == [False]
 
 
@@ -220,6 +221,8 @@ def test_a_store_on_another_machine_is_pushed_to_over_ssh(machine: Machine, tmp_
     conf = there.nix.environ["NIX_USER_CONF_FILES"]
     ssh.write_text(
         f"#!/bin/sh\nexport NIX_USER_CONF_FILES='{conf}'\n"
+        # Newer nix wants to see that ssh has logged in, by a LocalCommand.
+        'case "$*" in *"echo started"*) echo started ;; esac\n'
         'while [ "${1#nix}" = "$1" ]; do shift; done\nexec sh -c "$*"\n'
     )
     ssh.chmod(0o755)
