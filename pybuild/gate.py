@@ -133,6 +133,7 @@ class _Run:
     memory: float = 0.0
     highest: float = 0.0
     late: float = 0.0  # seconds that the compile has taken longer than its curve
+    fallen: bool = False  # whether its spike is over; the host compiler comes last
     coming: bool = False  # whether it is late for its spike
 
     def look(self, now: float, reading: Reading) -> None:
@@ -144,19 +145,21 @@ class _Run:
         self.highest = max(self.highest, self.memory)
         self.ratio = max(self.ratio, self.memory / peak) if peak else self.ratio
         self.coming = False
-        fallen = reading.tool in _TAIL_TOOLS or (self.highest >= 0.6 * peak and self.memory < 0.5 * self.highest)
-        if shape.single and fallen:
-            if self.position < shape.fall or self.late:
+        dropped = self.highest >= 0.6 * peak and self.memory < 0.5 * self.highest
+        if shape.single and (dropped or reading.tool in _TAIL_TOOLS or (self.fallen and self.memory < 0.5 * peak)):
+            if not self.fallen:
                 self.position, self.late = max(self.position, shape.fall), 0.0
+            self.fallen = True
         elif self.memory >= 0.5 * peak:  # the spike is not over
-            self._wait_at(shape.fall)
+            self.fallen = False
+            self._wait_at(shape.fall * (1 - 2 * STRETCH))
         elif self.highest < 0.6 * peak and reading.tool:
-            self.coming = self._wait_at(shape.rise)
+            self.coming = self._wait_at(shape.rise * (1 - 2 * STRETCH))
         self._wait_at(shape.curve.duration)
 
     def _wait_at(self, position: float) -> bool:
         """Do not pass this position of the curve yet; whether it was passed, by time alone."""
-        over = self.position - position * (1 - 2 * STRETCH)
+        over = self.position - position
         self.position -= max(over, 0.0)
         self.late += max(over, 0.0)
         return over >= 0
