@@ -655,7 +655,9 @@ def _end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
     (`kill -9`, or the kernel for want of memory) its builders live on, in sessions of their own; as this
     process is their subreaper, they are its children then.
     """
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    # Where this process ignores SIGINT (a shell's background job), what it started does so too.
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    for sign in (signal.SIGTERM if ignored else signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break
         _signal_group(process.pid, sign)

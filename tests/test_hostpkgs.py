@@ -115,16 +115,22 @@ def test_cu128_with_its_toolkit_gives_it_to_the_sandbox(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("where", [".pyenv/versions/3.12.1/bin/python3", ".local/share/uv/python"])
-def test_a_python_of_pyenv_or_uv_is_found_in_the_home(where: str, tmp_path: Path) -> None:
+def test_a_python_of_pyenv_or_uv_is_found_in_the_home(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / where
     if where.endswith("uv/python"):
         path = path / "cpython-3.12.1-linux-x86_64-gnu/bin/python3"
     interpreter(path, "3.12.1")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     found = find_python("3.12", {"HOME": str(tmp_path), "PATH": ""})
     assert found.path == path
 
 
-def test_a_python_without_headers_is_refused_with_the_package_that_has_them(tmp_path: Path) -> None:
+def test_a_python_without_headers_is_refused_with_the_package_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     interpreter(tmp_path / "python3.13", "3.13.1", headers=False)
     with pytest.raises(PybuildError, match=r"no headers \(Python\.h\)") as raised:
         find_python("3.13", on_path(tmp_path))
@@ -137,7 +143,8 @@ def test_the_active_environments_python_comes_first(tmp_path: Path) -> None:
     assert find_python(None, environ).version == "3.10.9"
 
 
-def test_no_python_of_the_version_asked_for(tmp_path: Path) -> None:
+def test_no_python_of_the_version_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     interpreter(tmp_path / "python3", "3.9.2")
     with pytest.raises(PybuildError, match=r"no Python 3\.10 found"):
         find_python("3.10", on_path(tmp_path))
