@@ -34,6 +34,14 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A compile of which no plan told wants to begin."""
+
+    time: float
+    compile: str
+
+
+@dataclass(frozen=True)
 class Began:
     """A compile was let in."""
 
@@ -103,7 +111,7 @@ class Over:
     stopped: bool = False
 
 
-Event = Planned | Step | Began | Reading | Ended | Evicted | Memory | Said | Over
+Event = Planned | Step | Asked | Began | Reading | Ended | Evicted | Memory | Said | Over
 
 
 class Listener(Protocol):

@@ -50,8 +50,8 @@ class Forecast:
     _end: float | None = field(default=None, repr=False)
 
     def left(self, progress: Progress) -> float | None:
-        """Seconds until the build ends; None where nothing is known of its compiles yet, and where it is overdue."""
-        if progress.over is not None or not progress.compiles:
+        """Seconds until the build ends; None where not all of its compiles are known, and where it is overdue."""
+        if progress.over is not None or not progress.planned:
             return None
         if progress.step == "link":
             left = self.afterwards - (progress.now - progress.steps[-1][0])

@@ -21,6 +21,8 @@ HEARTBEAT = 60.0
 def line_of(event: Event, progress: Progress) -> str | None:
     """What a log says of `event`, which `progress` has been fed; None for what happens too often."""
     match event:
+        case Planned(compiles=()):
+            return None
         case Planned():
             stored = f", {len(event.present)} of them in the store" if event.present else ""
             memory = f" in {format_gib(event.budget)}" if event.budget else ""
@@ -32,9 +34,11 @@ def line_of(event: Event, progress: Progress) -> str | None:
             return STEPS.get(name, name)
         case Ended(compile=name, ok=ok, peak=peak, time=time):
             took = format_time(progress.compiles[name].elapsed(time))
-            ended = len(progress.of("done", "failed", "stored"))
+            ended = f"{len(progress.of('done', 'failed', 'stored'))}"
+            if progress.planned:
+                ended += f" of {len(progress.compiles)}"
             verb = "done" if ok else "FAILED"
-            return f"{ended} of {len(progress.compiles)} {verb}: {name} ({took}, {format_gib(peak)})"
+            return f"{ended} {verb}: {name} ({took}, {format_gib(peak)})"
         case Evicted(compile=name):
             return f"stopped for want of memory, again later: {name}"
     return None

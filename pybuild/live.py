@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TextIO
 
@@ -118,7 +118,7 @@ def _kernels(progress: Progress, width: int, ascii_only: bool) -> Text:
     total = len(progress.compiles)
     done, stored = len(progress.of("done")), len(progress.of("stored"))
     running, failed, waiting = (len(progress.of(state)) for state in ("running", "failed", "waiting"))
-    words = Text(f"{done + stored} of {total} done")
+    words = Text(f"{done + stored} of {total} done" if progress.planned else f"{done} done")
     if running:
         words.append(f", {running} running")
     if failed:
@@ -126,7 +126,7 @@ def _kernels(progress: Progress, width: int, ascii_only: bool) -> Text:
     if waiting:
         words.append(f", {waiting} to come")
     parts = [((done + stored) / total, "green"), (failed / total, "red"), (running / total, "yellow")]
-    return _line("kernels", parts, words, width, ascii_only)
+    return _line(progress.noun, parts, words, width, ascii_only)
 
 
 def _memory(progress: Progress, width: int, ascii_only: bool) -> Text:
@@ -201,7 +201,7 @@ class Region:
             return 80, 24
         return columns or 80, lines or 24
 
-    def draw(self, lines: list[Text], above: str = "") -> None:
+    def draw(self, lines: list[Text], above: Sequence[str] = ()) -> None:
         """Replace the lines by these, after writing `above` where they stood."""
         columns, rows = self.size()
         lines = lines[: max(0, rows - 1)]
@@ -211,7 +211,7 @@ class Region:
         # A terminal that got narrower has wrapped the lines.
         if height := sum(max(1, -(-width // columns)) for width in self._drawn):
             out.write(f"\x1b[{height}A")
-        for text in above.splitlines():
+        for text in above:
             out.write(f"{text}\x1b[K\n")
         for line in lines:
             out.write(f"{self._escaped(line)}\x1b[K\n")
@@ -259,6 +259,7 @@ class LiveView:
         self._seen = clock()  # when the last event came, for the time that passes without any
         self._left: tuple[float, float | None] = (float("-inf"), None)
         self._lock = threading.RLock()
+        self._above: list[str] = []  # what is to be written above the view with the next drawing
         self._resumed = False
         self._gone = False
 
@@ -268,9 +269,9 @@ class LiveView:
             self._seen = self._clock()
             match event:
                 case Said(text=text) if self._verbose:
-                    self._draw(above=text)
+                    self._above.append(text)
                 case Ended(ok=False, compile=name):
-                    self._draw(above=f"{name} failed; the others go on")
+                    self._above.append(f"{name} failed")
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[LiveView]:
@@ -296,24 +297,27 @@ class LiveView:
         # In a signal's handler, which may interrupt a drawing: that one shall not be disturbed.
         self._resumed = True
 
-    def _draw(self, above: str = "") -> None:
-        if self._gone or not self._region.is_ours():
-            return
-        if self._resumed:
+    def _draw(self) -> None:
+        if self._resumed or not self._region.is_ours():
             self._resumed = False
             self._region.forget()
-        progress = self._progress
-        now = progress.now + self._clock() - self._seen
+        if not self._region.is_ours():
+            # In the background, another program has the terminal: no view, but what is said is not lost.
+            if self._above:
+                self._write([])
+            return
+        now = self._progress.now + self._clock() - self._seen
         width, height = self._region.size()
-        lines = render(
-            progress,
-            now=now,
-            left=self._time_left(now),
-            width=width - 1,
-            height=height - 1,
-            ascii_only=self._region.ascii_only,
+        self._write(
+            render(
+                self._progress,
+                now=now,
+                left=self._time_left(now),
+                width=width - 1,
+                height=height - 1,
+                ascii_only=self._region.ascii_only,
+            )
         )
-        self._write(lines, above)
 
     def _time_left(self, now: float) -> float | None:
         made, left = self._left
@@ -322,10 +326,13 @@ class LiveView:
         return None if left is None else max(0.0, left - (now - made))
 
     def _clear(self) -> None:
-        if not self._gone and self._region.is_ours():
+        if self._above or self._region.is_ours():
             self._write([])
 
-    def _write(self, lines: list[Text], above: str = "") -> None:
+    def _write(self, lines: list[Text]) -> None:
+        above, self._above = self._above, []
+        if self._gone:
+            return
         try:
             self._region.draw(lines, above)
         except (OSError, ValueError):

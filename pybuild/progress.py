@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pybuild.events import Began, Ended, Event, Evicted, Memory, Over, Planned, Reading, Said, Step
+from pybuild.events import Asked, Began, Ended, Event, Evicted, Memory, Over, Planned, Reading, Said, Step
 
 # Lines of a build's output that are kept for the message of a failure.
 TAIL_LINES = 20
@@ -45,10 +45,12 @@ class Compile:
 class Progress:
     """All that is known of a build after the events that it was fed.
 
-    `memory` is the course of the build's memory, of which `peak` was the highest at `peak_time`.
+    `planned` says whether all of its compiles are known. `memory` is the course of the build's memory, of which `peak`
+    was the highest at `peak_time`.
     """
 
     package: str = ""
+    planned: bool = False
     cores: int = 0
     budget: int = 0
     architectures: tuple[str, ...] = ()
@@ -69,12 +71,16 @@ class Progress:
         match event:
             case Planned():
                 self.package, self.cores, self.budget = event.package, event.cores, event.budget
-                self.architectures = event.architectures
+                self.architectures, self.planned = event.architectures, bool(event.compiles)
                 for name in event.compiles:
                     self._compile(name).state = "stored" if name in event.present else "waiting"
             case Step(time=time, name=name):
                 self.step = name
                 self.steps.append((time, name))
+            case Asked(compile=name):
+                compile_ = self._compile(name)
+                if compile_.state != "running":
+                    compile_.state = "waiting"
             case Began(time=time, compile=name):
                 self._begin(self._compile(name), time)
             case Reading(time=time, compile=name, tool=tool, memory=memory):
@@ -127,6 +133,11 @@ class Progress:
     def of(self, *states: State) -> list[Compile]:
         """The compiles in one of these states, in the build's order."""
         return [compile_ for compile_ in self.compiles.values() if compile_.state in states]
+
+    @property
+    def noun(self) -> str:
+        """What is compiled: pybuild plans kernels; of any other build only the compiles are seen."""
+        return "kernels" if self.planned else "files"
 
     @property
     def used(self) -> int:

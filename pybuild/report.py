@@ -75,7 +75,10 @@ class Point(_Data):
 
 
 class Report(_Data):
-    """A build in figures: seconds and bytes. `machine` is the memory of the whole machine."""
+    """A build in figures: seconds and bytes.
+
+    `machine` is the memory of the whole machine, `noun` what the build's compiles are called.
+    """
 
     name: str
     package: str
@@ -92,6 +95,7 @@ class Report(_Data):
     cores: int
     budget: int
     machine: int
+    noun: str
     peak: int
     peak_time: float
     waited: float
@@ -122,6 +126,7 @@ def report_of(build: Build) -> Report:
         cores=progress.cores,
         budget=progress.budget,
         machine=head.host.memory.total,
+        noun=progress.noun,
         peak=progress.peak,
         peak_time=progress.peak_time,
         waited=sum(c.waited for c in progress.compiles.values()),
@@ -197,12 +202,13 @@ def _thinned(points: list[Point]) -> Iterator[Point]:
 def render_html(report: Report) -> str:
     """The report as one HTML file: no script of others, no font, no image, nothing from the network."""
     files = resources.files("pybuild") / "report_template"
-    columns = ("kernel", "state", "began", "took", "CPU", "peak", "waited")
+    columns = (report.noun.removesuffix("s"), "state", "began", "took", "CPU", "peak", "waited")
     return Template((files / "report.html").read_text(encoding="utf-8")).substitute(
         title=_text(f"{report.package}: {report.status} after {format_time(report.seconds)}"),
         style=(files / "report.css").read_text(encoding="utf-8"),
         script=(files / "report.js").read_text(encoding="utf-8"),
         package=_text(report.package),
+        noun=_text(report.noun.capitalize()),
         status=_text(report.status if report.status != "running" else "unfinished"),
         started=_text(f"{report.started.astimezone():%A, %d %B %Y, %H:%M %Z}"),
         command=_text(shlex.join(report.command)),
@@ -239,9 +245,9 @@ def _tiles(report: Report) -> Iterator[str]:
         of = f" of {format_gib(report.budget)}" if report.budget else ""
         figures.append((format_gib(report.peak), f"peak memory{of}, at {format_time(report.peak_time)}"))
     kept = f", {stored} more were in the store" if stored else ""
-    figures.append((str(len(done)), f"of {len(report.kernels)} kernels compiled{kept}"))
+    figures.append((str(len(done)), f"of {len(report.kernels)} {report.noun} compiled{kept}"))
     if report.waited >= 1:
-        figures.append((format_time(report.waited), "kernels waited for memory"))
+        figures.append((format_time(report.waited), f"{report.noun} waited for memory"))
     for figure, words in figures:
         yield f'<div class="tile"><b>{_text(figure)}</b><span>{_text(words)}</span></div>'
 

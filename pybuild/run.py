@@ -18,6 +18,7 @@ import platformdirs
 import pybuild.launch
 from pybuild.curve import Curve
 from pybuild.errors import PybuildError
+from pybuild.follow import following
 from pybuild.gate import gated
 from pybuild.learn import Memory, place_of
 from pybuild.profile import load_profile
@@ -164,16 +165,21 @@ def prepare(command: Sequence[str], environ: Mapping[str, str], cores: int, gpus
 
 
 def run(prepared: Prepared, *, budget: int | None = None) -> int:
-    """Run it under the gate; its exit status. Raises PybuildError where it can't be started."""
+    """Run it under the gate, shown and recorded; its exit status. Raises PybuildError where it can't be started."""
+    package, _ = package_of(prepared.command)
     try:
-        return gated(
-            prepared.command,
-            prepared.environ,
-            prepared.curves,
-            prepared.cores,
-            budget=budget,
-            learn=prepared.memory.learn,
-        )
+        with following(package, ["pybuild", *sys.argv[1:]], prepared.cores) as tell:
+            status = gated(
+                prepared.command,
+                prepared.environ,
+                prepared.curves,
+                prepared.cores,
+                budget=budget,
+                learn=prepared.memory.learn,
+                tell=tell,
+            )
+            tell("over", status)
+            return status
     except OSError as error:
         what = f"{prepared.command[0]} can't be started: {error.strerror}"
         raise PybuildError(what, "Check its name, and that it is on PATH.") from error

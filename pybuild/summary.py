@@ -36,7 +36,7 @@ def _labelled(label: str, text: str) -> str:
 def _outcome(progress: Progress) -> str:
     verb = {"done": "built", "failed": "failed", "stopped": "stopped", "running": "cut short"}[progress.status]
     line = f"{progress.package or 'the build'}: {verb} after {format_time(progress.now)}"
-    if progress.status != "done" and progress.compiles:
+    if progress.status != "done" and progress.planned:
         kept = len(progress.of("done", "stored"))
         line += f"; kernels that are finished and kept: {kept} of {len(progress.compiles)}"
     return line
@@ -47,9 +47,8 @@ def _took(progress: Progress) -> list[str]:
     lines = []
     if ended:
         stored = len(progress.of("stored"))
-        compiled = f"{len(ended)} {'kernel' if len(ended) == 1 else 'kernels'} compiled" + (
-            f", {stored} taken from the store" if stored else ""
-        )
+        noun = progress.noun.removesuffix("s") if len(ended) == 1 else progress.noun
+        compiled = f"{len(ended)} {noun} compiled" + (f", {stored} taken from the store" if stored else "")
         cores = f", {progress.cpu / progress.now:.1f} cores on average" if progress.now else ""
         cpu = f"{format_time(progress.cpu)} of CPU time{cores}; " if progress.cpu else ""
         lines.append(_labelled("time", cpu + compiled))
