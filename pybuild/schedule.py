@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shlex
 import subprocess
 import tempfile
 import time
@@ -15,6 +17,7 @@ import psutil
 
 from pybuild.builders import Builder
 from pybuild.events import Began, Ended, Evicted, Listener, Memory, Reading, Said
+from pybuild.nixlog import strip_ansi
 from pybuild.plan import Kernel, Plan
 
 # Seconds between two looks at what runs.
@@ -143,7 +146,7 @@ def realise(
                     continue
                 if not ok:
                     failed.append(Failed(run.kernel, said))
-                for line in said.splitlines():
+                for line in [*_command(plan, run.kernel), *strip_ansi(said).splitlines()]:
                     listener(Said(now, f"{name}> {line}"))
                 listener(Ended(now, name, ok, sum(run.cpu.values()), run.peak))
             processes = _by_parent() if running else {}
@@ -184,6 +187,15 @@ def _start(plan: Plan, kernel: Kernel, everything: contextlib.ExitStack, builder
     argv = plan.realise_argv(kernel.derivation, builder) if builder else plan.realise_argv(kernel.derivation)
     process = stack.enter_context(plan.nix.popen(argv, stdout=subprocess.DEVNULL, stderr=output))
     return _Running(kernel, process, output, stack, builder)
+
+
+def _command(plan: Plan, kernel: Kernel) -> list[str]:
+    """The compiler's arguments, as nix/extension/compile.py keeps them beside the object; empty where it has none."""
+    try:
+        arguments = json.loads((plan.nix.real_path(kernel.output) / f"{kernel.name}.json").read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [shlex.join(map(str, arguments))]
 
 
 def _read(output: IO[bytes]) -> str:

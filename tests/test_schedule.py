@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -72,7 +74,7 @@ def test_memory_and_processor_time_of_all_below_are_seen(tmp_path: Path) -> None
     # A compiler by name: a link to the interpreter, so that /proc says cicc.
     (tmp_path / "cicc").symlink_to(Path(sys.executable).resolve())
     program = tmp_path / "program.py"
-    program.write_text("import time\nblock = b'x' * 2**26\nend = time.time() + 1\nwhile time.time() < end: pass\n")
+    program.write_text("import time\nblock = b'x' * 2**26\nwhile time.process_time() < 1: pass\n")
     _, events, _ = play({"k": f"sh -c '{tmp_path}/cicc -S {program}; true'"})
     readings = [event for event in events if isinstance(event, Reading)]
     assert max(event.memory for event in readings) > 2**26
@@ -154,3 +156,20 @@ def test_a_build_that_is_stopped_leaves_no_process(sign: signal.Signals, tmp_pat
             for one in alive:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
+
+
+def test_the_compilers_command_line_is_said_when_a_kernel_has_ended(tmp_path: Path) -> None:
+    scripts = Scripts()
+    scripts.nix = replace(scripts.nix, store=Store("home", tmp_path))
+    objects = tmp_path / "nix/store/k"
+    objects.mkdir(parents=True)
+    (objects / "k.json").write_text(json.dumps(["-O3", "a b.cu"]))
+    said: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Said):
+            said.append(event.text)
+
+    kernel = Kernel("k", "printf '\\033[31mred\\033[0m\\n' >&2", "/nix/store/k")
+    realise(cast(Plan, scripts), [kernel], Fixed(1), listen, interval=0.02)
+    assert said == ["k> -O3 'a b.cu'", "k> red"]
