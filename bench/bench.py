@@ -23,6 +23,7 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -49,8 +50,9 @@ RESULTS = HERE / "results"
 CORES = (4, 8, 16, 32, 64, 128)
 MEMORY_GIB = (8, 16, 24, 32, 64, 128, 256, 512)
 
-# The real runs' machine.
-REAL_CORES = 16
+# Of the machine that the sample of the real runs is played on in virtual time.
+SAMPLE_CORES = 16
+SAMPLE_GIB = (16, 32)
 
 Compiles = list[tuple[str, Curve]]
 
@@ -122,13 +124,12 @@ def fixed(compiles: Compiles, jobs: int, cores: int) -> dict[str, Any]:
     return {"jobs": jobs, "seconds": played.time, "peak": played.peak}
 
 
-def gated(compiles: Compiles, cores: int, budget: float) -> dict[str, Any]:
+def gated(compiles: Compiles, cores: int, budget: float, expected: Callable[[str], Curve] | None) -> dict[str, Any]:
     """A build under the gate."""
     # Not above: it needs more than the standard library.
     from pybuild.virtual import play
 
-    curves = dict(compiles)
-    played = play(compiles, Admission(curves.__getitem__, lambda held: budget, cores))
+    played = play(compiles, Admission(expected or dict(compiles).__getitem__, lambda held: budget, cores))
     return {"jobs": cores, "seconds": played.time, "peak": played.peak, "stopped": played.stopped}
 
 
@@ -141,10 +142,13 @@ def safest(compiles: Compiles, cores: int, budget: float) -> int:
     return next((jobs for jobs in range(cores, 1, -1) if all(peak <= budget for peak in trials.peaks(jobs))), 1)
 
 
-def machine_row(compiles: Compiles, cores: int, memory: float) -> dict[str, Any]:
+def machine_row(
+    compiles: Compiles, cores: int, memory: float, expected: Callable[[str], Curve] | None = None
+) -> dict[str, Any]:
     """Every policy on one machine. Seconds and bytes.
 
-    The gate and the best fixed numbers get 90 % of the memory, as the gate has it; the formulas all of it.
+    The gate and the best fixed numbers get 90 % of the memory, as the gate has it; the formulas all of it. `expected`
+    is what the gate knows, if that is not what the compiles do.
     """
     from pybuild.virtual import lower_bound
 
@@ -156,8 +160,8 @@ def machine_row(compiles: Compiles, cores: int, memory: float) -> dict[str, Any]
         "memory": memory,
         "budget": budget,
         "lower_bound": lower_bound(compiles, cores, budget),
-        "unlimited": gated(compiles, cores, 1e18),
-        "gate": gated(compiles, cores, budget),
+        "unlimited": gated(compiles, cores, 1e18, expected),
+        "gate": gated(compiles, cores, budget, expected),
         "hindsight": min(within, key=lambda run: (run["seconds"], run["jobs"])),
         "safe": everything[safest(compiles, cores, budget) - 1],
         "at_peaks": everything[max(1, min(cores, int(budget / max(curve.peak for _, curve in compiles)))) - 1],
@@ -172,10 +176,17 @@ def run_virtual(output: Path) -> None:
         for memory in MEMORY_GIB:
             rows.append(machine_row(kernels(), cores, memory * GIB))
             say(f"{cores} cores, {memory} GiB: {rows[-1]['gate']['seconds'] / 60:.2f} min")
-    sampled = [machine_row(sample(), REAL_CORES, memory * GIB) for memory in (16, 32)]
-    # All fixed numbers, to compare with what was run for real.
-    numbers = [fixed(sample(), jobs, REAL_CORES) for jobs in range(1, REAL_CORES + 1)]
-    write(output, {**facts(), "kernels": len(kernels()), "machines": rows, "sample": sampled, "sample_fixed": numbers})
+    sampled = [machine_row(sample(), SAMPLE_CORES, memory * GIB) for memory in SAMPLE_GIB]
+    seen = {}
+    for path in sorted(RESULTS.glob("real-*.json")):
+        compiles = as_seen(json.loads(path.read_text()))
+        if len(compiles) == len(sample()):
+            known = dict(kernels())
+            seen[path.stem] = [
+                machine_row(compiles, SAMPLE_CORES, memory * GIB, known.__getitem__) for memory in SAMPLE_GIB
+            ]
+    found = {"kernels": len(kernels()), "machines": rows, "sample": sampled, "as_seen": seen}
+    write(output, {**facts(), **found})
 
 
 # ---- for real
@@ -276,18 +287,27 @@ def compile_all(spec: Path, log: Path, jobs: int) -> int:
     return 1 if failed else 0
 
 
+# Set when this program shall end: the runs are in threads, which see no signal.
+_stop = threading.Event()
+
+
 def run_real(
-    run: str, names: Sequence[str], command_of: Callable[[str, Path], list[str]], work: Path, **how: Any
-) -> dict[str, Any]:
-    """One RUN: its result. `how`: `cores`, those it may use or None; `cut`, seconds or None; `beside`, other runs."""
+    run: str,
+    commands: Sequence[tuple[str, list[str]]],
+    folder: Path,
+    keep: Callable[[dict[str, Any]], None],
+    **how: Any,
+) -> None:
+    """One RUN of these commands. `keep` gets its result, also while it goes on, should the machine go away.
+
+    `how`: `machine_cores`, as many as the gate may use; `cores`, those that it may run on, all where there are none;
+    `cut`, seconds or None; `beside`, the other runs at the same time.
+    """
     policy, _, size = run.partition("@")
     limit = None if size == "none" else parse_size(size)
-    folder = work / run
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     log, spec, decisions = folder / "log", folder / "spec.json", folder / "gate.log"
-    spec.write_text(json.dumps([[name, command_of(name, folder / f"{name}.o")] for name in names]))
-    jobs = REAL_CORES if policy == "gate" else int(policy.removeprefix("fixed-"))
+    spec.write_text(json.dumps(commands))
+    jobs = how["machine_cores"] if policy == "gate" else int(policy.removeprefix("fixed-"))
     command = [sys.executable, str(HERE / "bench.py"), "compile", str(spec), str(log)]
     if policy == "gate":
         curves = folder / "curves.json"
@@ -302,83 +322,260 @@ def run_real(
     if how["cores"]:
         command = ["taskset", "--cpu-list", ",".join(map(str, how["cores"])), *command]
     result: dict[str, Any] = {**facts(), "run": run, "policy": policy, "jobs": jobs, "limit": limit, **how}
+    result |= {"kernels": len(commands), "over": False, "cut_off": True, "out_of_memory": None}
     environ = {**os.environ, "PYTHONPATH": str(HERE.parent), "TMPDIR": str(folder)}
+    held: list[tuple[float, int]] = []
     with Cgroup(f"pybuild-bench-{os.getpid()}-{run}", limit) as cgroup:
         enter = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(cgroup.procs)]
-        began = time.monotonic()
+        began, epoch = time.monotonic(), time.time()
+
+        def seen() -> dict[str, Any]:
+            lines = log.read_text().splitlines() if log.exists() else []
+            compiles = [json.loads(line) for line in lines]
+            words = [line.split("\t") for line in decisions.read_text().splitlines()] if decisions.exists() else []
+            return {
+                "seconds": time.monotonic() - began,
+                "oom_kills": cgroup.oom_kills(),
+                "held_peak": max((memory for _, memory in held), default=0),
+                "charged_peak": cgroup.charged(),
+                "cpu_seconds": cgroup.cpu_seconds(),
+                # Name, seconds when it was asked for and when it ended, exit status.
+                "compiles": [
+                    [name, round(t0 - began, 2), round(t1 - began, 2), code] for name, t0, t1, code in compiles
+                ],
+                # What the gate did: seconds, go, stop or end, name; at an end the seconds it took and the most bytes.
+                "decisions": [[round(float(t) - epoch, 2), *said[:4]] for t, *said in words],
+                "held": [[t, round(memory / GIB, 2)] for t, memory in held[::8]],
+            }
+
         process = subprocess.Popen([*enter, *command], env=environ, cwd=folder, start_new_session=True)
-        held: list[tuple[float, int]] = []
-        out_of_memory = None
         while process.poll() is None:
             now = time.monotonic() - began
             held.append((round(now, 1), cgroup.held()))
-            # A build of ninja's ends when a compile is killed; the gate's goes on.
+            # ninja ends a build of which a compile was killed; under the gate it goes on.
             if policy != "gate" and cgroup.oom_kills():
-                out_of_memory = now
+                result["out_of_memory"] = now
                 break
-            if how["cut"] and now >= how["cut"]:
+            if _stop.is_set() or (how["cut"] and now >= how["cut"]):
                 break
+            if len(held) % 40 == 0:
+                keep(result | seen())
             time.sleep(0.25)
-        seconds = time.monotonic() - began
-        result |= {
-            "seconds": seconds,
-            "cut_off": process.poll() is None and out_of_memory is None,
-            "out_of_memory": out_of_memory,
-            "oom_kills": cgroup.oom_kills(),
-            "held_peak": max((memory for _, memory in held), default=0),
-            "charged_peak": cgroup.charged(),
-            "cpu_seconds": cgroup.cpu_seconds(),
-        }
+        result |= {**seen(), "over": True, "cut_off": process.poll() is None and result["out_of_memory"] is None}
     process.wait()
-    compiles = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    failures = [name for name, _, _, status in compiles if status]
+    failures = [name for name, _, _, status in result["compiles"] if status]
     if failures and not result["oom_kills"]:
-        sys.exit(f"{run}: {failures[0]} failed:\n{log.with_name(f'{log.stem}-{failures[0]}.err').read_text()[-2000:]}")
-    return {
-        **result,
-        "status": process.returncode,
-        "stopped": decisions.read_text().count("\tstop\t") if decisions.exists() else 0,
-        "objects": sum(1 for path in folder.glob("*.o") if path.stat().st_size),
-        "kernels": len(names),
-        "compiles": [[name, round(t0 - began, 2), round(t1 - began, 2), status] for name, t0, t1, status in compiles],
-        "held": [[t, round(memory / GIB, 2)] for t, memory in held[::8]],
-    }
+        said = log.with_name(f"{log.stem}-{failures[0]}.err").read_text()[-2000:]
+        raise SystemExit(f"{run}: {failures[0]} failed:\n{said}")
+    keep(result | {"objects": sum(1 for path in folder.glob("*.o") if path.stat().st_size)})
 
 
-def run_steps(steps: Sequence[str], options: argparse.Namespace) -> None:
+def run_steps(options: argparse.Namespace) -> None:
     """The runs that `options.output` does not have yet, one step after the other."""
-    known: list[dict[str, Any]] = json.loads(options.output.read_text()) if options.output.exists() else []
-    names = [name for name, _ in sample()][: options.first]
+    known: dict[str, dict[str, Any]] = {}
+    if options.output.exists():
+        known = {result["run"]: result for result in json.loads(options.output.read_text())}
+    lock = threading.Lock()
+
+    def keep(result: dict[str, Any]) -> None:
+        with lock:
+            known[result["run"]] = result
+            write(options.output, list(known.values()))
+        if result["over"]:
+            say(f"{result['run']}: {result['seconds']:.0f} s, {len(result['compiles'])} compiles")
+
+    names = [name for name, _ in sample()][:: options.every]
     includes = [options.sources / part for part in ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")]
     includes += [options.headers, options.headers / "torch/csrc/api/include", Path(sysconfig.get_path("include"))]
-
-    def command_of(name: str, target: Path) -> list[str]:
-        source = options.sources / f"csrc/flash_attn/src/{name}.cu"
-        return [options.nvcc, *(f"-I{path}" for path in includes), "-c", "-c", str(source), "-o", str(target), *FLAGS]
-
-    for step in steps:
+    compiler = [options.nvcc, *(f"-I{path}" for path in includes), "-c", "-c"]
+    sources = options.sources / "csrc/flash_attn/src"
+    for step in options.steps:
         joined, _, cut = step.partition("/")
         runs = joined.split("+")
-        if all(any(run == old["run"] for old in known) for run in runs):
+        if all(known.get(run, {}).get("over") for run in runs):
             continue
         say(f"{step} ...")
         free = iter(range(os.cpu_count() or 1))
-        how: list[dict[str, Any]] = []
-        for run in runs:
-            jobs = int(run.partition("@")[0].removeprefix("fixed-")) if len(runs) > 1 else 0
-            beside = [other for other in runs if other != run]
-            how.append({"cores": [next(free) for _ in range(jobs)], "cut": int(cut) if cut else None, "beside": beside})
         with ThreadPoolExecutor(len(runs)) as pool:
-            found = [
-                pool.submit(run_real, run, names, command_of, options.work, **more)
-                for run, more in zip(runs, how, strict=True)
-            ]
-            for one in found:
-                result = one.result()
-                known = [old for old in known if old["run"] != result["run"]] + [result]
-                write(options.output, known)
-                shown = {key: value for key, value in result.items() if key not in ("compiles", "held", "machine")}
-                print(json.dumps(shown), flush=True)
+            found = []
+            for run in runs:
+                folder = options.work / run
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                commands = [
+                    (name, [*compiler, str(sources / f"{name}.cu"), "-o", str(folder / f"{name}.o"), *FLAGS])
+                    for name in names
+                ]
+                jobs = int(run.partition("@")[0].removeprefix("fixed-")) if len(runs) > 1 else 0
+                how = {
+                    "machine_cores": options.cores,
+                    "cores": [next(free) for _ in range(jobs)],
+                    "cut": int(cut) if cut else None,
+                    "beside": [other for other in runs if other != run],
+                }
+                found.append(pool.submit(run_real, run, commands, folder, keep, **how))
+            try:
+                for one in found:
+                    one.result()
+            except BaseException:
+                _stop.set()
+                raise
+
+
+# ---- tables
+
+FIXED_HEAD = ("best fixed, in hindsight", "safe fixed", "upstream 2.8.3", "upstream, newer", "nixpkgs")
+
+
+def minutes(seconds: float) -> str:
+    """Minutes, as the tables have them."""
+    return f"{seconds / 60:.1f}"
+
+
+def rows_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def cell(run: dict[str, Any], memory: float) -> str:
+    """Minutes and jobs of a fixed number, or what it wanted."""
+    if run["peak"] > memory:
+        return f"out of memory: {run['peak'] / GIB:.0f} GiB ({run['jobs']})"
+    return f"{minutes(run['seconds'])} ({run['jobs']})"
+
+
+def virtual_table(results: dict[str, Any]) -> str:
+    """Every machine, and every policy on it."""
+    policies = ("hindsight", "safe", *FORMULAS)
+    head = ["cores", "GiB", "lower bound", "no limit", "gate", *FIXED_HEAD]
+    rows = [
+        [str(row["cores"]), f"{row['memory'] / GIB:.0f}", minutes(row["lower_bound"])]
+        + [minutes(row["unlimited"]["seconds"]), f"**{minutes(row['gate']['seconds'])}**"]
+        + [cell(row[policy], row["memory"]) for policy in policies]
+        for row in results["machines"]
+    ]
+    return rows_of(head, rows)
+
+
+def virtual_summary(results: dict[str, Any]) -> str:
+    """What the table of machines comes to."""
+    rows = results["machines"]
+    ratios = sorted(row["gate"]["seconds"] / row["lower_bound"] for row in rows)
+    over = sum(row["gate"]["peak"] > row["budget"] for row in rows)
+    lines = [
+        f"{len(rows)} machines, {results['kernels']} kernels. The gate takes {statistics.median(ratios):.2f} times the "
+        f"lower bound (median; {ratios[0]:.2f} to {ratios[-1]:.2f}), and is over its budget on {over} of the machines."
+    ]
+    for policy, name in (("upstream_2_8_3", "upstream 2.8.3"), ("upstream_newer", "the newer formula")):
+        slower = statistics.median(row[policy]["seconds"] / row["gate"]["seconds"] for row in rows)
+        out = sum(row[policy]["peak"] > row["memory"] for row in rows)
+        lines.append(f"{name} takes {slower:.1f} times as long as the gate (median), and runs out of memory on {out};")
+    out = sum(row["nixpkgs"]["peak"] > row["memory"] for row in rows)
+    lines.append(f"nixpkgs' settings run out of memory on {out}.")
+    return "\n".join(lines)
+
+
+def took(result: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Seconds that each compile of a run took, and the most bytes it held (0 where nobody looked)."""
+    if result["policy"] != "gate":
+        return {name: (t1 - t0, 0.0) for name, t0, t1, status in result["compiles"] if not status}
+    done = {name for name, _, _, status in result["compiles"] if not status}
+    ends = [said for said in result["decisions"] if said[1] == "end" and said[2] in done]
+    return {name: (float(seconds), float(peak)) for _, _, name, seconds, peak in ends}
+
+
+def as_seen(results: Sequence[dict[str, Any]]) -> Compiles:
+    """The curves of the compiles on the machine of these runs.
+
+    Each is the recorded one, stretched to what was seen here: to the shortest time, which is what the kernel takes
+    where others disturb it least, and to the highest peak.
+    """
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        for name, values in took(result).items():
+            seen.setdefault(name, []).append(values)
+    found = []
+    for name, curve in sample():
+        if name in seen:
+            shortest = min(seconds for seconds, _ in seen[name])
+            highest = max(peak for _, peak in seen[name]) or curve.peak
+            found.append((name, curve.scaled(time=shortest / curve.duration, memory=highest / curve.peak)))
+    return found
+
+
+def to_the_end(result: dict[str, Any], compiles: Compiles) -> float | None:
+    """Seconds that a run would have taken that was cut off when all of its compiles had started; None for others."""
+    started: dict[str, float] = {name: t for t, word, name, *_ in result["decisions"] if word == "go"}
+    ended: dict[str, float] = {name: t1 for name, _, t1, _ in result["compiles"]}
+    curves = dict(compiles)
+    if len(started) < result["kernels"] or not all(name in curves for name in started):
+        return None
+    return max(ended.get(name, t + curves[name].duration) for name, t in started.items())
+
+
+def real_row(result: dict[str, Any], compiles: Compiles) -> list[str]:
+    """A run for real."""
+    size = f"{result['limit'] / GIB:.0f} GiB" if result["limit"] else "no limit"
+    time_ = minutes(result["seconds"])
+    if result["out_of_memory"] is not None:
+        time_ = f"out of memory after {time_}"
+    elif result["cut_off"]:
+        whole = to_the_end(result, compiles)
+        time_ = f"cut off at {time_}" + (f", would have been {minutes(whole)}" if whole else "")
+    peak = f"{result['held_peak'] / GIB:.1f} GiB" if result["held_peak"] is not None else "not read"
+    kills = str(result["oom_kills"]) if result["oom_kills"] is not None else "not read"
+    stops = sum(said[1] == "stop" for said in result["decisions"])
+    done = sum(not status for *_, status in result["compiles"])
+    policy = "gate" if result["policy"] == "gate" else f"fixed, {result['jobs']}"
+    recorded = dict(kernels())
+    ratios = [seconds / recorded[name].duration for name, (seconds, _) in took(result).items()]
+    slower = f"{statistics.median(ratios):.2f}" if ratios else ""
+    return [size, policy, time_, f"{done} of {result['kernels']}", slower, peak, kills, str(stops)]
+
+
+def real_tables(results: list[dict[str, Any]], computed: Sequence[dict[str, Any]]) -> str:
+    """What was run for real on one machine, and what its times make of the policies that were not."""
+    machine, first = results[0]["machine"], results[0]
+    compiles = as_seen(results)
+    head = ["memory", "policy", "minutes", "compiled", "one, to the recorded time", "peak", "OOM kills", "stops"]
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / GIB:.0f} GiB, Linux {machine['kernel']}, "
+        f"nvcc {machine['nvcc'].removeprefix('V')}; commit {first['commit']}, {first['date']}",
+        f"\n    {first['command']}\n",
+        rows_of(head, [real_row(result, compiles) for result in results]),
+    ]
+    if computed:
+        rows = [
+            [f"{row['memory'] / GIB:.0f} GiB", minutes(row["lower_bound"]), minutes(row["gate"]["seconds"])]
+            + [cell(row[name], row["memory"]) for name in ("hindsight", "safe", *FORMULAS)]
+            for row in computed
+        ]
+        lines += [
+            "\nNot run but computed from the times and peaks seen there; the gate knows the recorded ones:\n",
+            rows_of(["memory", "lower bound", "gate", *FIXED_HEAD], rows),
+        ]
+    return "\n".join(lines)
+
+
+def tables() -> dict[str, str]:
+    """The tables of README.md, by name."""
+    virtual = json.loads((RESULTS / "virtual.json").read_text())
+    found = {"virtual": virtual_table(virtual), "summary": virtual_summary(virtual)}
+    found["how"] = f"`{virtual['command']}`, commit {virtual['commit']}, {virtual['date']}, {PROFILE.name}"
+    for path in sorted(RESULTS.glob("real-*.json")):
+        found[path.stem] = real_tables(json.loads(path.read_text()), virtual["as_seen"].get(path.stem, ()))
+    return found
+
+
+def with_tables(text: str) -> str:
+    """README.md with its tables made anew, between <!-- NAME --> and <!-- end -->."""
+    found = tables()
+
+    def anew(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{found[match[1]]}\n<!-- end -->"
+
+    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", anew, text, flags=re.DOTALL)
 
 
 # ---- results
@@ -404,13 +601,14 @@ def _said(*argv: str) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Machine, commit and command. PYBUILD_COMMIT says the commit where there is no git."""
+    """Machine, commit and command, with names for paths. PYBUILD_COMMIT says the commit where there is no git."""
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     total = re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     nvcc = re.search(r"V[\d.]+", _said("nvcc", "--version"))
     return {
         "commit": os.environ.get("PYBUILD_COMMIT") or _said("git", "describe", "--always", "--dirty", "--exclude", "*"),
-        "command": shlex.join(["bench/bench.py", *sys.argv[1:]]),
+        "command": shlex.join(["bench/bench.py", *words]),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "machine": {
             "cpu": model[1] if model else platform.machine(),
@@ -435,7 +633,8 @@ def main() -> int:
     real.add_argument("--nvcc", default="nvcc")
     real.add_argument("--work", type=Path, required=True, help="a folder for objects and temporary files")
     real.add_argument("--output", type=Path, default=RESULTS / "real.json")
-    real.add_argument("--first", type=int, help="only so many of the kernels")
+    real.add_argument("--cores", type=int, default=os.cpu_count(), help="of the gate; all without it")
+    real.add_argument("--every", type=int, default=1, help="of the 24 kernels every Nth")
     real.add_argument("steps", nargs="+", metavar="RUN")
     inner = commands.add_parser("compile")
     inner.add_argument("spec", type=Path)
@@ -446,11 +645,13 @@ def main() -> int:
     if options.what == "virtual":
         run_virtual(options.output)
     elif options.what == "real":
-        run_steps(options.steps, options)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        run_steps(options)
     elif options.what == "compile":
         return compile_all(options.spec, options.log, options.jobs)
     else:
-        write_tables(HERE / "README.md")
+        readme = HERE / "README.md"
+        readme.write_text(with_tables(readme.read_text()))
     return 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pybuild import forecast
 from pybuild.curve import Curve
 from pybuild.gate import MARGIN, Admission
 from pybuild.host import read_host, read_memory
+from pybuild.learn import place_of, recall
 from pybuild.machine import Machine
 from pybuild.profile import CAUTIOUS, workload
 from pybuild.recommend import nvcc_threads, reserve_of
@@ -33,9 +35,19 @@ def live_budget(machine: Machine) -> Callable[[float], int]:
     return budget
 
 
+def place_for(spec: BuildSpec) -> Path:
+    """Where what was measured on this machine of the kernels of `spec` is kept (`pybuild profile`)."""
+    # recommend-cores does without.
+    from pybuild.release import load_release, load_source
+
+    architectures = [name.removeprefix("sm_") for name in spec.architectures]
+    compiler = f"nvcc{load_release(spec.release).cuda}"
+    return place_of(spec.package, load_source(spec.package).version, architectures, compiler)
+
+
 def admission_for(spec: BuildSpec, cores: int, budget: Callable[[float], int]) -> Admission:
-    """The gate for the kernels of `spec`, `cores` at once at most."""
-    curves = dict(workload(spec, nvcc_threads(spec)).compiles)
+    """The gate for the kernels of `spec`, `cores` at once at most; what was measured here comes first."""
+    curves = {**dict(workload(spec, nvcc_threads(spec)).compiles), **recall(place_for(spec))}
     return Admission(curve_of=lambda name: curves.get(name, CAUTIOUS), budget=budget, cores=cores)
 
 

@@ -139,10 +139,11 @@ def _drives(name: str | None, argv: Sequence[str] | None, source: str) -> bool:
 
 
 def _program(driver: psutil.Process) -> Path:
-    try:
-        return Path(driver.exe())
-    except psutil.AccessDenied:  # another user's
-        return Path(driver.name())
+    """The program of the process' name: a binary, or a script; the name alone where others may not know more."""
+    name, words = driver.name(), driver.cmdline()
+    with contextlib.suppress(psutil.AccessDenied):
+        words = [driver.exe(), *words]
+    return next((Path(word) for word in words if Path(word).name == name), Path(name))
 
 
 def look(driver: psutil.Process, start: float) -> Sample | None:

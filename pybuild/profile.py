@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pybuild.curve import Curve, measured_curve, rounds, scale
@@ -166,11 +165,6 @@ def write_profile(path: Path, profile: Profile) -> None:
         draft.replace(path)
     except OSError as error:
         raise PybuildError(f"{path} can't be written: {error.strerror}", "Name a file that can be.") from error
-
-
-def measured_path(package: str, release: str) -> Path:
-    """Where `pybuild profile` keeps what it measured on this machine, in the user's cache directory."""
-    return platformdirs.user_cache_path("pybuild") / "profiles" / f"{package}-{release}.json"
 
 
 @dataclass(frozen=True)

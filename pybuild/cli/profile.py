@@ -13,10 +13,12 @@ import click
 from pybuild.build import fetch_inputs
 from pybuild.cli.options import build_options, plan_options, planned
 from pybuild.errors import PybuildError
+from pybuild.gated import place_for
 from pybuild.host import read_host
+from pybuild.learn import Memory
 from pybuild.measure import INTERVAL, keep, kept, measure_kernel
 from pybuild.plan import Kernel, Plan
-from pybuild.profile import Compile, load_profile, measured_path
+from pybuild.profile import Compile, load_profile
 from pybuild.release import load_release, load_source
 from pybuild.units import MIB, format_gib, format_time
 
@@ -27,23 +29,21 @@ from pybuild.units import MIB, format_gib, format_time
 @build_options
 @click.argument("kernels", nargs=-1)
 @plan_options
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write what is measured there as well."
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured.")
 def command(kernels: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Compile the kernels of PACKAGE one at a time, and keep how much memory each took at each moment.
 
     KERNELS are names, or patterns such as '*_hdim128_*'; without any, all are measured. The result is kept in the
-    cache directory for later builds on this machine, and its path is printed. What a file has of other kernels stays.
-    Let nothing else run meanwhile: the times count as well.
+    cache directory, for the gate of later builds on this machine. Prints the path of the file. What a file has of
+    other kernels stays. Let nothing else run meanwhile: the times count as well.
     """
     plan = planned(options)
     facts = _facts(plan)
-    paths = [measured_path(plan.spec.package, plan.spec.release), *([output] if output else [])]
-    for path in paths:
+    memory = Memory(place_for(plan.spec))
+    if output:
         # Hours may follow.
-        kept(path, facts["package"], facts["version"])
+        kept(output, facts["package"], facts["version"])
     shipped = load_profile(plan.spec.package)
     order = [compile_.kernel for compile_ in shipped.of_build] if shipped else []
     chosen = choose(plan.kernels(), kernels, order)
@@ -54,15 +54,16 @@ def command(kernels: tuple[str, ...], output: Path | None, as_json: bool, **opti
     for number, kernel in enumerate(chosen, 1):
         click.echo(f"pybuild: {number} of {len(chosen)}, {kernel.name}", err=True)
         compile_ = measure_kernel(plan, kernel, facts["machine"])
-        for path in paths:
-            keep(path, facts, compile_, order)
+        memory.learn(kernel.name, compile_.curve())
+        if output:
+            keep(output, facts, compile_, order)
         measured.append(compile_)
         click.echo(f"pybuild: {_line(compile_)}", err=True)
     if as_json:
         rows = [compile_.model_dump(mode="json", exclude_defaults=True) for compile_ in measured]
         click.echo(json.dumps(rows, indent=2))
     else:
-        click.echo(paths[-1])
+        click.echo(output or memory.path)
 
 
 def choose(kernels: Sequence[Kernel], patterns: Sequence[str], order: Sequence[str]) -> list[Kernel]:
