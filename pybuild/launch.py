@@ -135,7 +135,7 @@ class Gate:
 class Compiler:
     """The running compiler: a guard, its process group, and what it says on standard error."""
 
-    def __init__(self, command: Sequence[str], tmpdir: str) -> None:
+    def __init__(self, command: Sequence[str], tmpdir: str | None) -> None:
         self.said = b""
         self.signalled = 0
         # What the user wants ignored (nohup) stays ignored.
@@ -226,7 +226,7 @@ class Compiler:
         return code if code >= 0 else 128 - code
 
 
-def _guard(command: Sequence[str], tmpdir: str, alive: int, errors: int, passed: Sequence[int]) -> None:
+def _guard(command: Sequence[str], tmpdir: str | None, alive: int, errors: int, passed: Sequence[int]) -> None:
     """Lead the group: start the compiler, and end all of it when the launcher is gone. Does not return."""
     try:
         os.setpgid(0, 0)
@@ -242,7 +242,9 @@ def _guard(command: Sequence[str], tmpdir: str, alive: int, errors: int, passed:
             for passed_on in passed:
                 signal.signal(passed_on, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-            os.environ.update(TMPDIR=tmpdir, PYBUILD_ADMITTED="1")
+            os.environ["PYBUILD_ADMITTED"] = "1"
+            if tmpdir:
+                os.environ["TMPDIR"] = tmpdir
             os.dup2(errors, 2)
             try:
                 os.execvp(command[0], [*command])
@@ -254,6 +256,10 @@ def _guard(command: Sequence[str], tmpdir: str, alive: int, errors: int, passed:
         while True:
             ready, _, _ = select.select([woken, alive], [], [])
             if alive in ready:
+                # The launcher was killed. SIGTERM is ignored here, and ends what we are about to clear up after.
+                os.killpg(0, signal.SIGTERM)
+                time.sleep(0.1)
+                _remove_tmpdir(tmpdir)
                 os.killpg(0, signal.SIGKILL)
             os.read(woken, 512)
             ended, status = os.waitpid(compiler, os.WNOHANG)
@@ -279,8 +285,8 @@ def _remove(paths: Sequence[str]) -> None:
             os.unlink(path)  # noqa: PTH108
 
 
-def _private_tmpdir() -> str:
-    """A folder for the compiler's temporary files: they are gone with it, whatever ends it."""
+def _private_tmpdir() -> str | None:
+    """A folder for the compiler's temporary files: they are gone with it, whatever ends it. None where none can be."""
     top = os.environ.get("TMPDIR") or "/tmp"
     for number in range(100):
         path = f"{top}/pybuild-{os.getpid()}-{number}"
@@ -291,17 +297,17 @@ def _private_tmpdir() -> str:
             continue
         except OSError:
             break
-    return top
+    return None
 
 
-def _remove_tmpdir(path: str) -> None:
-    if os.path.basename(path).startswith(f"pybuild-{os.getpid()}-"):  # noqa: PTH119
-        try:
+def _remove_tmpdir(path: str | None) -> None:
+    try:
+        if path:
             os.rmdir(path)  # noqa: PTH106
-        except OSError:
-            import shutil
+    except OSError:
+        import shutil
 
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(str(path), ignore_errors=True)
 
 
 def launch(gate: Gate, command: Sequence[str], name: str, kind: str) -> int:
