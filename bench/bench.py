@@ -223,12 +223,16 @@ class Cgroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while pids := self.procs.read_text().split():
-            for pid in pids:
+        for _attempt in range(200):
+            for pid in self.procs.read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.05)
-        self.folder.rmdir()
+            # Processes that are about to end still hold it.
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                return
+        raise OSError(f"{self.folder} is still in use")
 
     def _rows(self, name: str) -> dict[str, int]:
         rows = map(str.split, (self.folder / name).read_text().splitlines())
