@@ -904,8 +904,10 @@ def _guarded(
             _end_all()
             return 128 + caught.number
         _uncatch()
+        # Not SIGTERM: where the command was over at once the server may still be about to give up our handler for it, and
+        # Python drops a signal that comes between.
         with contextlib.suppress(OSError):
-            os.kill(server, signal.SIGTERM)
+            os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
