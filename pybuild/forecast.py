@@ -14,6 +14,9 @@ from pybuild.progress import Progress
 # The rest of a build is played in cells of time, so many to the mean compile: enough to show the spike of its memory.
 _CELLS = 30
 
+# A spike is known by its height, as a part of the profile's: before it there are the small hills of other tools.
+_SPIKE = 0.6
+
 # Part of its expected time that a compile which is over it already is taken to need still.
 _OVERDUE = 0.05
 
@@ -93,20 +96,19 @@ def pace(progress: Progress, curves: Mapping[str, Curve]) -> float:
     now = []
     for compile_ in progress.of("running"):
         curve, elapsed = curves[compile_.name], compile_.elapsed(progress.now)
-        tail = next((time for time, tool in compile_.phases if tool == "ptxas"), None)
-        if tail is None or compile_.began is None:
+        if compile_.peak < _SPIKE * curve.peak or compile_.memory > compile_.peak / 2:
             now.append((elapsed, _fall(curve)))
         else:
             # Several architectures, one after the other, have several spikes; then the first tells nothing.
-            if len(progress.architectures) <= 1:
-                seen.append((tail - compile_.began, _fall(curve)))
+            if len(progress.architectures) <= 1 and compile_.began is not None:
+                seen.append((compile_.high - compile_.began, _fall(curve)))
             now.append((elapsed, curve.duration))
     speed = _ratio(seen)
     return _ratio([*seen, *((elapsed, expected) for elapsed, expected in now if elapsed > speed * expected)])
 
 
 def _fall(curve: Curve) -> float:
-    """Seconds after which less than half of the peak is held, to the end: ptxas follows cicc."""
+    """Seconds after which less than half of the peak is held, to the end."""
     return max(time for time, memory in zip(curve.times, curve.memory, strict=True) if memory > curve.peak / 2)
 
 

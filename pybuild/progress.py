@@ -20,8 +20,8 @@ class Compile:
     """One compile, so far.
 
     `began` and `ended` are those of its last run, if it was stopped for memory and began anew (`evictions` times).
-    `phases` are the tools that were seen at work, each with the time from which on. `waited` is how long memory alone
-    kept it from beginning.
+    `phases` are the tools that were seen at work, each with the time from which on; `high` is when it last held more
+    than half of its peak. `waited` is how long memory alone kept it from beginning.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Compile:
     waited: float = 0.0
     evictions: int = 0
     phases: list[tuple[float, str]] = field(default_factory=list)
+    high: float = 0.0
 
     def elapsed(self, now: float) -> float:
         """Seconds that it runs, or ran."""
@@ -115,6 +116,8 @@ class Progress:
         if compile_.state != "running":
             return
         compile_.memory, compile_.peak = memory, max(compile_.peak, memory)
+        if memory > compile_.peak / 2:
+            compile_.high = time
         # Between two tools nothing of note works for a moment; that is no phase.
         if tool and tool != compile_.tool:
             compile_.tool = tool
