@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,10 @@ _PAUSE = 10.0
 
 # A compile that waits this many seconds, and ten times as long as it takes, is kept a place.
 _PATIENCE = 1800.0
+
+# The pace of a machine is the mean of so many compiles', and is changed when it is off by this part.
+_PACES = 16
+_PACE_STEP = 0.08
 
 # Groups of compiles that are found not to fit in one decision, at most. Who is not looked at is half a second later.
 _CHECKS = 2000
@@ -84,9 +89,11 @@ def _packed(values: Sequence[float], factor: float) -> int:
 class _Shape:
     """A curve in steps of time, with its stated error, ready to be summed."""
 
-    def __init__(self, curve: Curve, step: float) -> None:
+    def __init__(self, curve: Curve, step: float, pace: float) -> None:
+        curve = curve.scaled(time=pace)
         self.curve = curve
         self.step = step
+        self.pace = pace
         self.count = int(curve.duration * (1 + STRETCH) / step) + 1
         starts = [self._highest(i * step, (i + 1) * step) for i in range(self.count)]
         # From a moment within a step, the next step's worth of time touches two.
@@ -99,6 +106,12 @@ class _Shape:
         # The end of the spike: from here on the compile holds less than half of its peak, to its end.
         self.fall = curve.times[min(high[-1] + 1, len(curve.times) - 1)]
         self.single = high == list(range(high[0], high[-1] + 1))
+        # When half of the peak is passed on the way down.
+        last = high[-1]
+        self.halfway = self.fall
+        if last + 1 < len(curve.times) and curve.memory[last + 1] < curve.memory[last]:
+            part = (curve.memory[last] - curve.peak / 2) / (curve.memory[last] - curve.memory[last + 1])
+            self.halfway = curve.times[last] + (self.fall - curve.times[last]) * part
 
     def _highest(self, start: float, end: float) -> float:
         """The most that the curve has between these times, or a little earlier or later."""
@@ -133,6 +146,7 @@ class _Run:
     memory: float = 0.0
     highest: float = 0.0
     late: float = 0.0  # seconds that the compile has taken longer than its curve
+    pace: float | None = None  # seconds that it took for a second of its curve, when its spike was over
     fallen: bool = False  # whether its spike is over; the host compiler comes last
     coming: bool = False  # whether it is late for its spike
 
@@ -148,6 +162,8 @@ class _Run:
         dropped = self.highest >= 0.6 * peak and self.memory < 0.5 * self.highest
         if shape.single and (dropped or reading.tool in _TAIL_TOOLS or (self.fallen and self.memory < 0.5 * peak)):
             if not self.fallen:
+                if self.pace is None and self.highest >= 0.6 * peak:
+                    self.pace = (now - self.started) / shape.halfway * shape.pace
                 self.position, self.late = max(self.position, shape.fall), 0.0
             self.fallen = True
         elif self.memory >= 0.5 * peak:  # the spike is not over
@@ -163,6 +179,11 @@ class _Run:
         self.position -= max(over, 0.0)
         self.late += max(over, 0.0)
         return over >= 0
+
+    def reshape(self, shape: _Shape) -> None:
+        """Go on with the same curve at another pace, or with another curve."""
+        self.position *= shape.pace / self.shape.pace
+        self.shape = shape
 
     def held(self) -> float:
         """Bytes that it holds now; as its curve says for one that can't be seen, such as a builder of nix's daemon."""
@@ -252,7 +273,10 @@ class Admission:
     step: float = 0.5
     alone: set[str] = field(default_factory=set)
     _runs: dict[str, _Run] = field(default_factory=dict)
-    _shapes: dict[int, _Shape] = field(default_factory=dict)  # by the identity of the curve, which hashes slowly
+    # By pace and the identity of the curve, which hashes slowly; the curve is kept so that it keeps its identity.
+    _shapes: dict[tuple[int, float], tuple[Curve, _Shape]] = field(default_factory=dict)
+    _pace: float = 1.0
+    _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_PACES))
     _waits: dict[str, _Group] = field(default_factory=dict)
     _groups: dict[tuple[int, float], _Group] = field(default_factory=dict)
     _order: list[_Group] = field(default_factory=list)
@@ -272,7 +296,7 @@ class Admission:
         if single is not None:
             return [] if running else [self._start(single, now)]
         budget = self.budget(sum(run.held() for run in self._runs.values()))
-        room = _Room(budget, 2 * max(shape.count for shape in self._shapes.values()) + 3)
+        room = _Room(budget, 2 * max(shape.count for _, shape in self._shapes.values()) + 3)
         for run in self._runs.values():
             room.take(run.forecast(self.margin))
         due = next(key for key in self._asked if key in self._waits)
@@ -353,7 +377,27 @@ class Admission:
         for key, reading in running.items():
             if key not in self._runs:
                 self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
-            self._runs[key].look(now, reading)
+            run = self._runs[key]
+            known = run.pace
+            run.look(now, reading)
+            if run.pace is not None and known is None:
+                self._paces.append(run.pace)
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Take the machine to be as fast as the compiles show that it is, against those that the curves are from."""
+        if not self._paces:
+            return
+        pace = sum(self._paces) / len(self._paces)
+        # A new pace makes all forecasts anew, and one that is off by this much does no harm.
+        if abs(pace / self._pace - 1) < _PACE_STEP:
+            return
+        self._pace = pace
+        self._shapes.clear()
+        self._groups.clear()
+        self._waits.clear()
+        for key, run in self._runs.items():
+            run.reshape(self._shape(key))
 
     def forget(self, key: str) -> None:
         """A compile that is over, or does not want to start any more."""
@@ -368,7 +412,7 @@ class Admission:
         if key in self._waits:
             del self._waits.pop(key).keys[key]
         if key in self._runs:
-            self._runs[key].shape = self._shape(key)
+            self._runs[key].reshape(self._shape(key))
 
     def highest(self, key: str) -> float:
         """The most that a running compile was seen to hold, in bytes."""
@@ -376,10 +420,10 @@ class Admission:
 
     def _shape(self, key: str) -> _Shape:
         curve = self.curve_of(key)
-        found = self._shapes.get(id(curve))
+        found = self._shapes.get((id(curve), self._pace))
         if found is None:
-            found = self._shapes[id(curve)] = _Shape(curve, self.step)
-        return found
+            found = self._shapes[id(curve), self._pace] = curve, _Shape(curve, self.step, self._pace)
+        return found[1]
 
     def _start(self, key: str, now: float) -> str:
         self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
@@ -904,8 +948,8 @@ def _guarded(
             _end_all()
             return 128 + caught.number
         _uncatch()
-        # Not SIGTERM: where the command was over at once the server may still be about to give up our handler for it, and
-        # Python drops a signal that comes between.
+        # Not SIGTERM: where the command was over at once the server may still be about to give up our handler for it,
+        # and Python drops a signal that comes between.
         with contextlib.suppress(OSError):
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)

@@ -43,6 +43,18 @@ def test_flash_attn_is_as_fast_as_a_greedy_forecast(cores: int, gib: int, minute
     assert played.time >= lower_bound(compiles, cores, budget)
 
 
+@pytest.mark.parametrize("pace", [0.7, 1.3, 2.0])
+def test_a_slower_or_faster_machine_is_noticed(pace: float) -> None:
+    compiles, budget = kernels(), 0.9 * 16 * GIB
+    actual = [(name, curve.scaled(time=pace)) for name, curve in compiles]
+    played = play(actual, gate(compiles, 16, budget))
+    usual = play(compiles, gate(compiles, 16, budget))
+    assert played.time < 1.1 * pace * usual.time
+    # Where it is not noticed, 10 have to stop at 1.3 and 16 at 2.0, and 0.7 takes 18 % longer.
+    assert played.stopped <= 1
+    assert played.peak <= 1.1 * budget
+
+
 def spike(rise: float, fall: float, duration: float, peak: float, tail: float) -> Curve:
     """A compile's usual shape, in seconds and GiB."""
     return Curve((0.0, rise, rise + fall, rise + fall + duration), (0.0, peak * GIB, tail * GIB, tail * GIB))
