@@ -41,6 +41,7 @@ def picture(build: Build, moment: float) -> str:
     console.print(Text(f"$ {shlex.join(build.head.command)}", style="bold"))
     for line in render(progress, now=moment, left=left, width=WIDTH - 1, height=30, ascii_only=False):
         console.print(line)
+    console.print()  # so that no font is cut at the lower edge
     svg = console.export_svg(title="pybuild")
     # rich's own loads a font from a server; a picture in a README shall load nothing.
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
