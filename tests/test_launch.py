@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import pybuild.launch
+from pybuild.gate import available
 from pybuild.launch import outputs_of, source_of
 
 LAUNCH = [sys.executable, "-I", "-S", pybuild.launch.__file__]
@@ -407,6 +408,16 @@ def memory_cgroup(limit: int) -> Iterator[tuple[Path, Callable[[], int]]]:
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.05)
         folder.rmdir()
+
+
+def test_a_cgroups_limit_is_seen() -> None:
+    if available() < 512 * MIB:
+        pytest.skip("too little memory on this machine")
+    with memory_cgroup(256 * MIB) as (cgroup, _):
+        script = f'echo $$ >{cgroup}/cgroup.procs; exec "$@"'
+        ask = [sys.executable, "-c", "from pybuild.gate import available; print(available())"]
+        said = subprocess.run(["sh", "-c", script, "sh", *ask], capture_output=True, text=True)
+        assert 150 * MIB < int(said.stdout) < 256 * MIB, said.stderr
 
 
 @pytest.mark.slow
