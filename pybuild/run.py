@@ -59,14 +59,14 @@ def architectures_of(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[t
 
     TORCH_CUDA_ARCH_LIST is what people set, and flash-attn does not read it. `gpus` are capabilities, `9.0`.
     """
-    asked = re.findall(r"(\d+)\.(\d)[af]?(?:\+PTX)?", environ.get("TORCH_CUDA_ARCH_LIST", ""))
-    if asked:
-        return tuple(dict.fromkeys(major + minor for major, minor in asked)), "as TORCH_CUDA_ARCH_LIST says"
     from pybuild.capability import Capability, to_build_for
 
-    offered = [to_build_for(Capability.parse(gpu)) for gpu in gpus]
-    found = dict.fromkeys(capability.replace(".", "") for capability in offered if capability)
-    return tuple(found), "this machine's GPU" if found else ""
+    asked = re.findall(r"(\d+\.\d)[af]?(?:\+PTX)?", environ.get("TORCH_CUDA_ARCH_LIST", ""))
+    offered = [to_build_for(Capability.parse(text)) for text in asked or gpus]
+    found = tuple(dict.fromkeys(capability.replace(".", "") for capability in offered if capability))
+    if not found:
+        return (), ""
+    return found, "as TORCH_CUDA_ARCH_LIST says" if asked else "this machine's GPU"
 
 
 def wrapper(compiler: str) -> Path:

@@ -48,6 +48,8 @@ def test_the_package_is_read_from_the_command(command: str, package: tuple[str, 
 
 def test_architectures() -> None:
     assert architectures_of({"TORCH_CUDA_ARCH_LIST": "8.0;9.0a 10.0+PTX"}, ["12.0"])[0] == ("80", "90", "100")
+    # flash-attn knows no 8.6, and leaves it out without a word.
+    assert architectures_of({"TORCH_CUDA_ARCH_LIST": "8.6"}, []) == (("80",), "as TORCH_CUDA_ARCH_LIST says")
     assert architectures_of({}, ["8.6", "8.9"]) == (("80",), "this machine's GPU")
     assert architectures_of({}, []) == ((), "")
 
