@@ -26,11 +26,9 @@ from pybuild.profile import load_profile
 # flash-attn 2.8.3's setup.py: what it compiles for unless FLASH_ATTN_CUDA_ARCHS says otherwise.
 _FLASH_ATTN_DEFAULT = ("80", "90", "100", "120")
 
-# python -m pip install, uv pip install, conda's and poetry's: a requirement's name and version among the arguments.
+# pip install, uv add, pip wheel: a requirement's name and version after one of these words.
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*?)(?:\[[^\]]*\])?(?:==([A-Za-z0-9.+!]+))?")
-_COMMANDS = frozenset(
-    {"pip", "pip3", "uv", "install", "wheel", "sync", "add", "python", "python3", "build", "download"}
-)
+_VERBS = frozenset({"install", "wheel", "add", "download"})
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,10 @@ class Prepared:
 
 def package_of(command: Sequence[str]) -> tuple[str, str]:
     """Name and version of the package that a command installs, as far as its words tell; else the folder's name."""
-    for word in command[1:]:
+    verb = next((at for at, word in enumerate(command) if word in _VERBS), len(command))
+    for word in command[verb + 1 :]:
         match = _REQUIREMENT.fullmatch(word)
-        if match and word not in _COMMANDS and not Path(word).exists():
+        if match and not Path(word).exists():
             return match[1].lower().replace("_", "-"), match[2] or ""
     return Path.cwd().name, ""
 

@@ -40,6 +40,7 @@ def tools(tmp_path: Path, *names: str) -> str:
         ("pip install flash_attn==2.8.3", ("flash-attn", "2.8.3")),
         ("python -m pip install --no-deps vllm[audio]==0.9", ("vllm", "0.9")),
         ("make -j8", (Path.cwd().name, "")),
+        ("env A=b python3.11 setup.py", (Path.cwd().name, "")),
     ],
 )
 def test_the_package_is_read_from_the_command(command: str, package: tuple[str, str]) -> None:
