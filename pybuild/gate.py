@@ -31,7 +31,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple, NoReturn, Protocol
 
 from pybuild.curve import Curve
@@ -781,34 +780,33 @@ _GRACE = (0.8, 0.4)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-class _Signal(Exception):
-    """We got a signal that ends us."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def _prctl(option: int, value: int) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _catch() -> None:
-    """Make signals that end us an exception; what the user wants ignored (nohup) stays ignored."""
+class _Blocked:
+    """Signals that end us, and SIGCHLD, kept back while the context lasts: they are waited for.
 
-    def caught(number: int, frame: FrameType | None) -> None:
-        raise _Signal(number)
+    A handler could come between any two steps. What the user wants ignored (nohup) stays ignored.
+    """
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, caught)
+    def __enter__(self) -> _Blocked:
+        usual = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self.ending = {number for number in usual if signal.getsignal(number) != signal.SIG_IGN}
+        self.before = signal.pthread_sigmask(signal.SIG_BLOCK, self.ending | {signal.SIGCHLD})
+        return self
 
+    def wait(self) -> int:
+        """The next signal."""
+        return signal.sigwaitinfo(self.ending | {signal.SIGCHLD}).si_signo
 
-def _uncatch() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    def __exit__(self, *_: object) -> None:
+        # Ctrl-C reaches all of us, and what the build said to it is what counts.
+        while signal.sigtimedwait(self.ending, 0):
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
 
 def _descendants(proc: str = "/proc") -> list[int]:
@@ -848,7 +846,6 @@ def _reap(until: float) -> bool:
 
 def _end_all() -> None:
     """End all processes below this one; whose parents end come to us, a subreaper."""
-    _uncatch()
     if _reap(time.monotonic() + _GRACE[0]):
         return
     _signal_all(signal.SIGTERM)
@@ -882,81 +879,68 @@ def gated(
     sys.stdout.flush()
     sys.stderr.flush()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    failed, failed_there = os.pipe()
-    guard = os.fork()
-    if not guard:
-        os.close(failed)
-        try:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            status = _guarded(command, environ, curves, cores, budget, learn, log, tell)
-        except OSError as error:
-            os.write(failed_there, str(error.errno).encode())
-            status = 127
-        os._exit(status)
-    os.close(failed_there)
-    try:
-        _catch()
-        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
-    except _Signal as caught:
-        _uncatch()
-        with contextlib.suppress(OSError):
-            os.kill(guard, caught.number)
-        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
-    finally:
-        number = os.read(failed, 16)
-        os.close(failed)
-    if status < 0:
-        _end_all()
-        return 128 - status
-    if number:
-        raise OSError(int(number), os.strerror(int(number)), command[0])
-    return status
-
-
-def _guarded(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    curves: Mapping[str, Curve],
-    cores: int,
-    budget: int | None,
-    learn: Callable[[str, Curve], object],
-    log: str | None,
-    tell: Callable[..., object],
-) -> int:
     folder = tempfile.mkdtemp(prefix="pybuild-gate-")
     if len(folder) > 80:  # the name of a Unix socket has 108 bytes at most, unix(7)
         Path(folder).rmdir()
         folder = tempfile.mkdtemp(prefix="pybuild-gate-", dir="/tmp")
+    failed, failed_there = os.pipe()
     try:
-        path = f"{folder}/gate"
-        _catch()
-        server = _start_server(path, curves, cores, budget, learn, log, tell)
-        launcher = f"{sys.executable} -I -S {Path(__file__).absolute().with_name('launch.py')}"
-        added = {"PYBUILD_GATE": path, "PYBUILD_LAUNCHER": launcher}
-        build = os.posix_spawnp(command[0], list(command), {**environ, **added})
-        try:
+        with _Blocked() as signals:
+            guard = os.fork()
+            if not guard:
+                try:
+                    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+                    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+                    server = _start_server(f"{folder}/gate", curves, cores, budget, learn, log, tell)
+                    os._exit(_guarded(command, environ, f"{folder}/gate", server, signals))
+                except OSError as error:
+                    os.write(failed_there, str(error.errno).encode())
+                finally:
+                    os._exit(127)
+            os.close(failed_there)
             while True:
-                pid, status = os.waitpid(-1, 0)
-                if pid == build:
+                number = signals.wait()
+                if number in signals.ending:
+                    os.kill(guard, number)
+                pid, status = os.waitpid(guard, os.WNOHANG)
+                if pid:
                     break
-        except _Signal as caught:
-            _uncatch()
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                _end_all()
+                return 128 - code
+        if errno := os.read(failed, 16):
+            raise OSError(int(errno), os.strerror(int(errno)), command[0])
+        return code
+    finally:
+        os.close(failed)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _guarded(command: Sequence[str], environ: Mapping[str, str], gate: str, server: int, signals: _Blocked) -> int:
+    launcher = f"{sys.executable} -I -S {Path(__file__).absolute().with_name('launch.py')}"
+    added = {"PYBUILD_GATE": gate, "PYBUILD_LAUNCHER": launcher}
+    # Python ignores SIGPIPE, which the command must not inherit.
+    reset = [signal.SIGPIPE, signal.SIGXFSZ]
+    build = os.posix_spawnp(command[0], list(command), {**environ, **added}, setsigmask=signals.before, setsigdef=reset)
+    while True:
+        number = signals.wait()
+        if number in signals.ending:
             with contextlib.suppress(OSError):
-                os.kill(build, caught.number)
+                os.kill(build, number)
             os.kill(server, signal.SIGKILL)
             _end_all()
-            return 128 + caught.number
-        _uncatch()
-        # Not SIGTERM: where the command was over at once the server may still be about to give up our handler for it,
-        # and Python drops a signal that comes between.
-        with contextlib.suppress(OSError):
-            os.kill(server, signal.SIGKILL)
-            os.waitpid(server, 0)
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(Path(gate).parent, ignore_errors=True)
+            return 128 + number
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == build:
+                with contextlib.suppress(OSError):
+                    os.kill(server, signal.SIGKILL)
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            if not pid:
+                break
 
 
 def _start_server(
@@ -977,16 +961,17 @@ def _start_server(
         listener.close()
         return pid
     try:
+        # Signals that end a build stay blocked here: the guard ends this process.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with contextlib.ExitStack() as stack:
             write: Callable[[str], object] = lambda _: None  # noqa: E731
             if log:
                 file = stack.enter_context(Path(log).open("a", buffering=1))
                 write = lambda line: file.write(f"{time.time():.2f}\t{line}\n")  # noqa: E731
             Server(listener, curves, cores, budget=budget, learn=learn, log=write, tell=tell).serve()
+    except Exception as error:
+        sys.stderr.write(f"pybuild: the gate has ended: {error!r}\n")
+        sys.stderr.flush()
     finally:
         os._exit(70)
 

@@ -239,7 +239,8 @@ def _guard(command: Sequence[str], tmpdir: str | None, alive: int, errors: int, 
         signal.signal(signal.SIGCHLD, lambda *_: None)
         compiler = os.fork()
         if not compiler:
-            for passed_on in passed:
+            # Python ignores SIGPIPE, which a compiler must not inherit.
+            for passed_on in (*passed, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(passed_on, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
             os.environ["PYBUILD_ADMITTED"] = "1"
@@ -363,6 +364,8 @@ def main() -> int:
     source = source_of(command[1:])
     # A compiler's own calls of a compiler (nvcc's host compiler) belong to what was admitted.
     if not path or not source or "PYBUILD_ADMITTED" in os.environ:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
         try:
             os.execvp(command[0], command)
         except OSError as error:

@@ -314,6 +314,16 @@ def test_a_build_under_the_gate(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cc", "curves.json", "log"]
 
 
+def test_signals_are_as_a_command_expects_them(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    # Without those above 28: glibc's own, which its posix_spawn ignores.
+    compiler.write_text("#!/bin/sh\ngrep -E 'Sig(Blk|Ign)' /proc/self/status | grep -oE '.{7}$'\n")
+    compiler.chmod(0o755)
+    usual = subprocess.run([compiler], capture_output=True, text=True).stdout
+    script = f"{compiler}; $PYBUILD_LAUNCHER {compiler} --version; $PYBUILD_LAUNCHER {compiler} -c k.cu"
+    assert gated(tmp_path, script).communicate(timeout=30) == (usual * 3, "")
+
+
 @pytest.mark.parametrize("victim", ["outer", "guard"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_all_is_gone_two_seconds_after_the_end(tmp_path: Path, victim: str, number: signal.Signals) -> None:
