@@ -43,21 +43,6 @@ class Admission(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """So many at once, whatever they need."""
-
-    jobs: int
-
-    def admit(self, now: float, running: Mapping[str, Reading], waiting: Sequence[str]) -> list[str]:
-        """The first ones that are left, up to the number."""
-        return list(waiting[: max(0, self.jobs - len(running))])
-
-    def evict(self, now: float, running: Mapping[str, Reading]) -> list[str]:
-        """None: nothing is known of memory."""
-        return []
-
-
-@dataclass(frozen=True)
 class Failed:
     """A kernel whose derivation failed, and what nix said."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from fixed import Fixed
 
 from pybuild.builders import Builder, builder_line, daemon_program, look, urls_of, with_ssh_options
 from pybuild.errors import PybuildError
@@ -16,7 +17,7 @@ from pybuild.events import Began, Ended, Event, Evicted, Said
 from pybuild.hostpkgs import Facts, read_facts
 from pybuild.nix import Nix, Store, find_nix
 from pybuild.plan import Kernel, Plan
-from pybuild.schedule import Fixed, realise
+from pybuild.schedule import realise
 from pybuild.spec import BuildSpec
 
 THERE = Builder("ssh-ng://me@there", 2, "there")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from fixed import Fixed
 
 from pybuild.builders import Builder, survey, with_ssh_options
 from pybuild.errors import PybuildError
@@ -20,7 +21,7 @@ from pybuild.events import Ended, Event, Said
 from pybuild.hostpkgs import Facts, read_facts
 from pybuild.nix import Nix, Store, find_nix
 from pybuild.plan import Kernel, Plan
-from pybuild.schedule import Fixed, realise
+from pybuild.schedule import realise
 from pybuild.spec import BuildSpec
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"

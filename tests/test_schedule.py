@@ -17,11 +17,12 @@ from typing import cast
 
 import psutil
 import pytest
+from fixed import Fixed
 
 from pybuild.events import Began, Ended, Event, Memory, Reading, Said
 from pybuild.nix import Nix, Store
 from pybuild.plan import Kernel, Plan
-from pybuild.schedule import Fixed, realise
+from pybuild.schedule import realise
 
 
 class Scripts:
@@ -120,10 +121,11 @@ PROGRAM = """
 import os, sys
 from typing import cast
 sys.path.insert(0, {tests!r})
+from fixed import Fixed
 from test_schedule import Scripts
 from pybuild.cli import end_in_order
 from pybuild.plan import Kernel
-from pybuild.schedule import Fixed, realise
+from pybuild.schedule import realise
 end_in_order()
 # As nix does, the script ends what it started when it is asked to end.
 kernels = [Kernel(f"k{{n}}", "trap 'trap - TERM; kill 0' INT TERM; sleep 300 & sleep 300 & wait", "") for n in range(3)]
