@@ -17,16 +17,11 @@ import platformdirs
 
 from pybuild.hostpkgs import Choice, Facts
 
-# What flake.nix reads, beside the flake itself: data and programs that derivations use.
-PARTS = (
-    "flake.nix",
-    "flake.lock",
-    "nix",
-    "pybuild/profiles",
-    "pybuild/curve.py",
-    "pybuild/gate.py",
-    "pybuild/launch.py",
-)
+# The flake's own files: beside the package in a checkout, inside it where it is installed (pyproject.toml).
+PARTS = ("flake.nix", "flake.lock", "nix")
+
+# What flake.nix reads of the package: data and programs that derivations use.
+PACKAGE_PARTS = ("profiles", "curve.py", "gate.py", "launch.py")
 
 
 def flake_root() -> Path:
@@ -37,7 +32,8 @@ def flake_root() -> Path:
 
 def stage_flake() -> Path:
     """The folder with the flake and nothing else."""
-    return _stage("flake", _files(flake_root(), PARTS))
+    package = _files(Path(__file__).parent, PACKAGE_PARTS)
+    return _stage("flake", _files(flake_root(), PARTS) | {f"pybuild/{path}": file for path, file in package.items()})
 
 
 def stage_hostpkgs(facts: Facts) -> Path:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli
 
 from pybuild.errors import PybuildError
-from pybuild.flake import PARTS, stage_flake, stage_hostpkgs
+from pybuild.flake import stage_flake, stage_hostpkgs
 from pybuild.hostpkgs import Choice, Facts, Program, Python
 from pybuild.nix import SANDBOX, Nix, find_nix, host_options
 from pybuild.release import load_release
@@ -43,13 +42,6 @@ def test_the_lock_pins_nixpkgs() -> None:
     original = nixpkgs["original"]
     url = f"{original['type']}:{original['owner']}/{original['repo']}/{original['ref']}"
     assert f'inputs.nixpkgs.url = "{url}";' in (ROOT / "flake.nix").read_text()
-
-
-def test_an_installed_pybuild_has_the_whole_flake() -> None:
-    """What hatchling puts into the package is what stage_flake() lays out from a checkout."""
-    project = tomli.loads((ROOT / "pyproject.toml").read_text())
-    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {part: f"pybuild/_flake/{part}" for part in PARTS}
 
 
 # hostpkgs
