@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pybuild.errors import BuildError, PybuildError
-from pybuild.host import host_of
+from pybuild.facts.host import host_of
+from pybuild.facts.machine import ask_over_ssh
 from pybuild.hostpkgs import Facts
-from pybuild.machine import ask_over_ssh
 from pybuild.nix import SANDBOX, Nix
 from pybuild.recommend import cores_for
 from pybuild.spec import BuildSpec

@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pybuild.caches import CachedTorchWheel, cached_wheels, torch_wheels
 from pybuild.capability import FLASH_ATTN
 from pybuild.doctor import Case, Forecast
 from pybuild.errors import PybuildError
-from pybuild.host import Host, read_host
-from pybuild.leftovers import find_leftovers, read_processes
+from pybuild.facts.caches import CachedTorchWheel, cached_wheels, torch_wheels
+from pybuild.facts.host import Host, read_host
+from pybuild.facts.leftovers import find_leftovers, read_processes
+from pybuild.facts.venv import Environment, read_environment
 from pybuild.nix import FREE_NEEDED, GET_NIX, OLDEST, find_nix
 from pybuild.profile import workload
 from pybuild.recommend import nvcc_threads, recommend, reserve_of
 from pybuild.release import load_release
 from pybuild.simulate import simulate
 from pybuild.spec import RELEASES, BuildSpec
-from pybuild.venv import Environment, read_environment
 from pybuild.wheel import Artifact, missing_symbols
 
 _PATIENCE = 10.0

@@ -15,17 +15,17 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
 
-from pybuild.caches import CachedTorchWheel
 from pybuild.capability import FLASH_ATTN, Capability, Code, runs_on, to_build_for
 from pybuild.cuda import highest_gcc, oldest_driver
 from pybuild.errors import PybuildError
-from pybuild.gpu import Gpu
-from pybuild.host import Host
-from pybuild.installed import Toolkit
-from pybuild.leftovers import Leftover
+from pybuild.facts.caches import CachedTorchWheel
+from pybuild.facts.gpu import Gpu
+from pybuild.facts.host import Host
+from pybuild.facts.installed import Toolkit
+from pybuild.facts.leftovers import Leftover
+from pybuild.facts.venv import Environment
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB, format_gib
-from pybuild.venv import Environment
 from pybuild.wheel import other_torch, plain_name
 
 Breaks = Literal["pip install", "pybuild build", "import", "run"]

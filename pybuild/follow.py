@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from pybuild.events import Asked, Began, Ended, Event, Evicted, Listener, Memory, Over, Planned, Reading, Said
-from pybuild.progress import Progress
+from pybuild.view.progress import Progress
 
 
 def events_of(seconds: float, what: str, *facts: Any) -> Iterator[Event]:
@@ -44,7 +44,7 @@ def following(package: str, command: Sequence[str], cores: int) -> Iterator[Call
     On a terminal the build's output comes through a pipe, so that it can be shown above the view. Call it while the
     process has one thread: it forks.
     """
-    from pybuild.watch import is_lively
+    from pybuild.view.watch import is_lively
 
     started = time.monotonic()
     lively = is_lively(sys.stderr, os.environ)
@@ -186,8 +186,8 @@ class Follower:
             self._tell(Said(time.monotonic() - self._started, text))
 
     def _begin(self, seconds: float) -> None:
-        from pybuild.record import head_of
-        from pybuild.watch import watching
+        from pybuild.view.record import head_of
+        from pybuild.view.watch import watching
 
         head = head_of(self._package, list(self._command), {"cores": self._cores})
         self._listener = self._stack.enter_context(watching(head, stream=self._stream, verbose=True))
@@ -202,7 +202,7 @@ class Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
-        from pybuild.summary import cause_of, next_command
+        from pybuild.view.summary import cause_of, next_command
 
         if self._listener is None:
             return

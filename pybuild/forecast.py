@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from pybuild.curve import Curve
 from pybuild.profile import CAUTIOUS, load_profile
-from pybuild.progress import Progress
+from pybuild.view.progress import Progress
 
 # The rest of a build is played in cells of time, so many to the mean compile: enough to show the spike of its memory.
 _CELLS = 30

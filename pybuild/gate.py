@@ -511,8 +511,8 @@ def _cgroups() -> Iterator[tuple[bool, str]]:
 def available() -> int:
     """Bytes that programs can still take here: MemAvailable, or what the cgroups above leave, if that is less.
 
-    The same rule as pybuild.cgroup has, of which this needs a few lines twice a second, inside builds: page cache that
-    is neither mapped nor dirty counts as free.
+    The same rule as pybuild.facts.cgroup has, of which this needs a few lines twice a second, inside builds: page cache
+    that is neither mapped nor dirty counts as free.
     """
     least = _rows("/proc/meminfo").get("MemAvailable", 0) * 1024
     for v2, folder in _cgroups():

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pybuild import forecast
 from pybuild.curve import Curve
+from pybuild.facts.host import read_host, read_memory
+from pybuild.facts.machine import Machine
 from pybuild.gate import MARGIN, Admission
-from pybuild.host import read_host, read_memory
 from pybuild.learn import place_of, recall
-from pybuild.machine import Machine
 from pybuild.profile import CAUTIOUS, workload
 from pybuild.recommend import nvcc_threads, reserve_of
 from pybuild.spec import BuildSpec

@@ -13,7 +13,7 @@ from pybuild.spec import BuildSpec
 from pybuild.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from pybuild.host import Host
+    from pybuild.facts.host import Host
 
 
 def reserve_of(available: int) -> int:

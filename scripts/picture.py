@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pybuild.forecast import Forecast
-from pybuild.live import render
-from pybuild.progress import Progress
-from pybuild.record import Build, read_build
+from pybuild.view.live import render
+from pybuild.view.progress import Progress
+from pybuild.view.record import Build, read_build
 
 WIDTH = 92
 

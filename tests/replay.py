@@ -17,8 +17,8 @@ import click
 import pybuild.cli
 from pybuild.errors import BuildError
 from pybuild.events import Over
-from pybuild.record import read_build
-from pybuild.watch import watching
+from pybuild.view.record import read_build
+from pybuild.view.watch import watching
 
 
 @click.command()

@@ -4,7 +4,7 @@ import os
 import zipfile
 from pathlib import Path
 
-from pybuild.caches import CachedWheel, cached_wheels, torch_wheels
+from pybuild.facts.caches import CachedWheel, cached_wheels, torch_wheels
 
 NAME = "flash_attn-2.8.3-cp312-cp312-linux_x86_64"
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from pybuild.cli.host import command, describe, host_from_options
 from pybuild.errors import PybuildError
-from pybuild.host import host_of, read_host
-from pybuild.installed import read_nvcc_on_path
-from pybuild.machine import Sent, machine_at
+from pybuild.facts.host import host_of, read_host
+from pybuild.facts.installed import read_nvcc_on_path
+from pybuild.facts.machine import Sent, machine_at
 
 MACHINES = Path(__file__).parent / "machines"
 

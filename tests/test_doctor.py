@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pybuild import checkup, doctor
-from pybuild.caches import CachedTorchWheel, CachedWheel
-from pybuild.cgroup import Limit
 from pybuild.doctor import Case, Finding, Forecast, findings, upstream_jobs, would_fail
-from pybuild.gpu import Gpu
-from pybuild.host import Cores, Disk, Host, Memory, read_host
-from pybuild.installed import Toolkit
-from pybuild.leftovers import Leftover, Process
+from pybuild.facts.caches import CachedTorchWheel, CachedWheel
+from pybuild.facts.cgroup import Limit
+from pybuild.facts.gpu import Gpu
+from pybuild.facts.host import Cores, Disk, Host, Memory, read_host
+from pybuild.facts.installed import Toolkit
+from pybuild.facts.leftovers import Leftover, Process
+from pybuild.facts.venv import Environment
 from pybuild.spec import BuildSpec
 from pybuild.units import GIB
-from pybuild.venv import Environment
 from pybuild.wheel import wheel_identity
 
 TOOLS = {"packaging": "26.0", "wheel": "0.45", "ninja": "1.13", "psutil": "7.0", "setuptools": "80.0"}

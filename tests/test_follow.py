@@ -13,11 +13,11 @@ from terminal import Terminal
 
 from pybuild.events import Asked, Began, Ended, Event, Evicted, Memory, Planned, Reading
 from pybuild.follow import Lines, events_of
-from pybuild.live import render
-from pybuild.progress import Progress
-from pybuild.record import find_build, list_builds, read_build
-from pybuild.report import render_html, report_of
 from pybuild.units import GIB
+from pybuild.view.live import render
+from pybuild.view.progress import Progress
+from pybuild.view.record import find_build, list_builds, read_build
+from pybuild.view.report import render_html, report_of
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,9 +16,9 @@ from simulated import simulate, small
 
 import pybuild.cli
 from pybuild.cli import COMMANDS, cli
-from pybuild.record import head_of, list_builds, recording
 from pybuild.spec import DTYPES, HEAD_DIMS, RELEASES
 from pybuild.units import GIB
+from pybuild.view.record import head_of, list_builds, recording
 
 LINES = 24
 """Of a terminal that nobody has made larger."""

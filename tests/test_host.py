@@ -18,13 +18,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybuild.cgroup import natural
 from pybuild.cli import cli
 from pybuild.errors import PybuildError
-from pybuild.gpu import Gpu
-from pybuild.host import Host, cpu_list, host_of, load_host, meminfo, read_host
-from pybuild.installed import Toolkit
-from pybuild.machine import FACTS_SH, Sent, ask_over_ssh
+from pybuild.facts.cgroup import natural
+from pybuild.facts.gpu import Gpu
+from pybuild.facts.host import Host, cpu_list, host_of, load_host, meminfo, read_host
+from pybuild.facts.installed import Toolkit
+from pybuild.facts.machine import FACTS_SH, Sent, ask_over_ssh
 from pybuild.units import GIB, KIB, MIB
 
 # h200-vm and hybrid-v1 are recordings, made there with facts.sh; the others are written by hand, in the formats that

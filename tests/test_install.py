@@ -53,6 +53,6 @@ def test_every_module_is_there_and_the_flake_is_the_checkouts(installed: Path, t
 
 
 def test_the_command_runs(installed: Path, tmp_path: Path) -> None:
-    argv = [installed / "bin/pybuild", "recommend-cores", "--cores", "64", "--memory", "128GiB"]
+    argv = [str(installed / "bin/pybuild"), "recommend-cores", "--cores", "64", "--memory", "128GiB"]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
     assert 1 <= int(done.stdout) <= 64

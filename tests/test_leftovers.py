@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pybuild.leftovers import Process, find_leftovers, read_processes
+from pybuild.facts.leftovers import Process, find_leftovers, read_processes
 from pybuild.units import GIB
 
 

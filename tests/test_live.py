@@ -19,12 +19,12 @@ from terminal import Terminal
 from pybuild.curve import Curve
 from pybuild.events import Began, Ended, Event, Evicted, Memory, Over, Planned, Reading, Said, Step
 from pybuild.forecast import Forecast
-from pybuild.lines import LineView
-from pybuild.live import Region, about, render
-from pybuild.progress import Progress
-from pybuild.record import head_of, recording
 from pybuild.units import GIB
-from pybuild.watch import is_lively
+from pybuild.view.lines import LineView
+from pybuild.view.live import Region, about, render
+from pybuild.view.progress import Progress
+from pybuild.view.record import head_of, recording
+from pybuild.view.watch import is_lively
 
 HERE = Path(__file__).parent
 
@@ -227,7 +227,7 @@ def test_only_a_terminal_that_can_has_a_live_view(tty: bool, term: str | None, l
 
 
 def test_a_terminal_that_went_away_is_no_reason_to_fail() -> None:
-    from pybuild.live import LiveView
+    from pybuild.view.live import LiveView
 
     class Gone(Stream):
         def write(self, text: str) -> int:

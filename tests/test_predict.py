@@ -180,7 +180,7 @@ def test_a_picture_that_can_not_be_written(tmp_path: Path) -> None:
 
 
 def test_a_title_is_text(tmp_path: Path) -> None:
-    from pybuild.plot import plot_svg
+    from pybuild.view.plot import plot_svg
 
     played = simulate(workload(BuildSpec(), 1).curves, 4, cores=4)
     picture = ET.fromstring(plot_svg(played, played.peak, 0, 0, "<b>&"))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pybuild.cli import cli
 from pybuild.curve import Curve
 from pybuild.errors import PybuildError
+from pybuild.facts.host import Cores, Host, Memory
 from pybuild.gated import cores_here, gated_cores, gated_time
-from pybuild.host import Cores, Host, Memory
 from pybuild.profile import workload
 from pybuild.recommend import core_cap, cores_for, recommend, reserve_of
 from pybuild.simulate import Trials

@@ -11,7 +11,8 @@ from simulated import simulate, small
 
 from pybuild.errors import PybuildError
 from pybuild.events import Began, Ended, Event, Memory, Over, Planned, Reading, Said, Step
-from pybuild.record import (
+from pybuild.units import GIB
+from pybuild.view.record import (
     KEPT,
     Head,
     Recorder,
@@ -23,7 +24,6 @@ from pybuild.record import (
     read_build,
     recording,
 )
-from pybuild.units import GIB
 
 
 def head(package: str = "flash-attn") -> Head:

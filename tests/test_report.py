@@ -16,9 +16,9 @@ from simulated import flash_attn, simulate, small
 
 from pybuild.cli.report import command
 from pybuild.events import Began, Ended, Event, Memory, Over, Planned, Reading, Step
-from pybuild.record import Build, head_of, read_build, recording
-from pybuild.report import PHASES, Report, render_html, report_of, ticks
 from pybuild.units import GIB
+from pybuild.view.record import Build, head_of, read_build, recording
+from pybuild.view.report import PHASES, Report, render_html, report_of, ticks
 
 FAKES = Path(__file__).parent / "fakes/builds"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

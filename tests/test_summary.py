@@ -11,11 +11,11 @@ from simulated import simulate, small
 
 from pybuild.errors import BuildError
 from pybuild.events import Began, Ended, Event, Evicted, Memory, Over, Planned, Said
-from pybuild.progress import Progress
-from pybuild.record import head_of, list_builds
-from pybuild.summary import cause_of, next_command, summarise
 from pybuild.units import GIB
-from pybuild.watch import watching
+from pybuild.view.progress import Progress
+from pybuild.view.record import head_of, list_builds
+from pybuild.view.summary import cause_of, next_command, summarise
+from pybuild.view.watch import watching
 
 
 def progress_of(*events: Event) -> Progress:

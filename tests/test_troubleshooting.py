@@ -20,13 +20,13 @@ import test_verdict
 
 from pybuild.doctor import findings
 from pybuild.errors import PybuildError
+from pybuild.facts.venv import Environment
 from pybuild.hostpkgs import find_cuda, read_facts
 from pybuild.nix import find_nix, known_cause
 from pybuild.nixlog import BuildLog
-from pybuild.record import read_build
 from pybuild.spec import BuildSpec
-from pybuild.venv import Environment
 from pybuild.verdict import wheel_findings
+from pybuild.view.record import read_build
 from pybuild.wheel import Fatbins
 
 HERE = Path(__file__).parent

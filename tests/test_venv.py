@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pybuild.venv import active_python, read_environment
+from pybuild.facts.venv import active_python, read_environment
 
 VERSION_PY = """
 from typing import Optional

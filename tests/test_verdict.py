@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pybuild.doctor import Case, Finding
-from pybuild.gpu import Gpu
-from pybuild.host import Cores, Host, Memory
+from pybuild.facts.gpu import Gpu
+from pybuild.facts.host import Cores, Host, Memory
+from pybuild.facts.venv import Environment
 from pybuild.spec import BuildSpec
-from pybuild.venv import Environment
 from pybuild.verdict import wheel_findings
 from pybuild.wheel import Artifact, Fatbins, Library, read_artifact, wheel_identity
 

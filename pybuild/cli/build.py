@@ -14,10 +14,10 @@ from pybuild.build import fetch_inputs, run_build
 from pybuild.builders import survey, urls_of, with_ssh_options
 from pybuild.cli.options import build_options, plan_options, planned
 from pybuild.exchange import take
+from pybuild.facts.machine import Here
 from pybuild.gated import live_budget
-from pybuild.machine import Here
-from pybuild.record import head_of
-from pybuild.watch import watching
+from pybuild.view.record import head_of
+from pybuild.view.watch import watching
 
 
 @click.command(epilog="Example: pybuild build flash-attn --release cu130 --head-dim 64 --dtype bf16")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from pybuild.errors import PybuildError
-from pybuild.host import Host, host_of, load_host, read_host
+from pybuild.facts.host import Host, host_of, load_host, read_host
 from pybuild.units import GIB, format_gib
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ def host_from_options(host: str | None, facts: Path | None, *, programs: bool = 
     if facts is not None:
         return load_host(facts)
     if host is not None:
-        from pybuild.machine import ask_over_ssh
+        from pybuild.facts.machine import ask_over_ssh
 
         return host_of(ask_over_ssh(host, os.environ), programs=programs)
     return read_host(programs=programs)

@@ -46,7 +46,7 @@ def command(jobs: int, plot: Path | None, as_json: bool, **options: Any) -> None
             err=True,
         )
     if plot:
-        from pybuild.plot import plot_svg
+        from pybuild.view.plot import plot_svg
 
         title = f"{work.package}, {jobs} jobs, {', '.join(work.architectures)}"
         _write(plot, plot_svg(played, worst, machine.available, machine.budget, title))

@@ -13,8 +13,8 @@ import click
 from pybuild.build import fetch_inputs
 from pybuild.cli.options import build_options, plan_options, planned
 from pybuild.errors import PybuildError
+from pybuild.facts.host import read_host
 from pybuild.gated import place_for
-from pybuild.host import read_host
 from pybuild.learn import Memory
 from pybuild.measure import INTERVAL, keep, kept, measure_kernel
 from pybuild.plan import Kernel, Plan

@@ -11,7 +11,7 @@ from pybuild.errors import PybuildError
 
 
 def _builds() -> list[str]:
-    from pybuild.record import list_builds
+    from pybuild.view.record import list_builds
 
     return list_builds()
 
@@ -31,8 +31,8 @@ def command(build: str | None, as_list: bool, as_json: bool, output: Path | None
     Memory over time, the kernels over time, a table, and the facts of machine and release. BUILD is one of --list, or
     a record (.jsonl); without it, the last build. The last 20 are kept.
     """
-    from pybuild.record import find_build, list_builds, read_build
-    from pybuild.report import render_html, report_of
+    from pybuild.view.record import find_build, list_builds, read_build
+    from pybuild.view.report import render_html, report_of
 
     if as_list:
         for name in list_builds():

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from pybuild.host import read_host
+from pybuild.facts.host import read_host
 from pybuild.run import prepare, run
 from pybuild.units import parse_size
 

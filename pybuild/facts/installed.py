@@ -6,7 +6,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
-from pybuild.machine import Machine
+from pybuild.facts.machine import Machine
 
 
 class _Facts(BaseModel):

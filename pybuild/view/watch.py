@@ -11,11 +11,11 @@ from typing import TextIO
 from pybuild.errors import BuildError
 from pybuild.events import Event, Listener, Over, Said
 from pybuild.forecast import AFTERWARDS, Forecast
-from pybuild.lines import LineView
-from pybuild.live import LiveView
-from pybuild.progress import Progress
-from pybuild.record import Head, last_afterwards, recording
-from pybuild.summary import cause_of, next_command, summarise
+from pybuild.view.lines import LineView
+from pybuild.view.live import LiveView
+from pybuild.view.progress import Progress
+from pybuild.view.record import Head, last_afterwards, recording
+from pybuild.view.summary import cause_of, next_command, summarise
 
 
 def is_lively(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pybuild.events import Began, Ended, Evicted, Reading
-from pybuild.host import Host
-from pybuild.progress import Compile, Progress, State, Status
-from pybuild.record import Build
+from pybuild.facts.host import Host
 from pybuild.units import GIB, format_gib, format_time
+from pybuild.view.progress import Compile, Progress, State, Status
+from pybuild.view.record import Build
 
 PHASES = ("host", "cicc", "ptxas", "other")
 """The classes of phases that have a colour."""
@@ -201,7 +201,7 @@ def _thinned(points: list[Point]) -> Iterator[Point]:
 
 def render_html(report: Report) -> str:
     """The report as one HTML file: no script of others, no font, no image, nothing from the network."""
-    files = resources.files("pybuild") / "report_template"
+    files = resources.files("pybuild.view") / "report_template"
     columns = (report.noun.removesuffix("s"), "state", "began", "took", "CPU", "peak", "waited")
     return Template((files / "report.html").read_text(encoding="utf-8")).substitute(
         title=_text(f"{report.package}: {report.status} after {format_time(report.seconds)}"),

@@ -1,4 +1,4 @@
-# Prints what pybuild/host.py reads of a machine: `>NAME` and the lines of each file and answer, `|` before each line.
+# Prints what pybuild/facts/host.py reads of a machine: `>NAME` and the lines of each file and answer, `|` before each line.
 # For any POSIX shell; files are read with nothing else. Run as `sh facts.sh [QUESTION]`: without one, everything.
 # $PYBUILD_ROOT is for tests: files are read below it, programs' answers from the recorded ones there.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from pybuild.machine import Machine
+from pybuild.facts.machine import Machine
 
 # v1 writes "no limit" as the highest multiple of the page size in a long; no machine has an exbibyte.
 _UNLIMITED = 2**60

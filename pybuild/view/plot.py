@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from pybuild.report import ticks
 from pybuild.simulate import Simulation
 from pybuild.units import GIB, format_gib, format_time
+from pybuild.view.report import ticks
 
 # In pixels: of the picture, and of the part that the axes enclose.
 _WIDTH, _HEIGHT = 760, 400

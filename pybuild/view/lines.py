@@ -10,9 +10,9 @@ from typing import TextIO
 
 from pybuild.events import Ended, Event, Evicted, Planned, Said, Step
 from pybuild.forecast import Forecast
-from pybuild.live import STEPS, about
-from pybuild.progress import Progress
 from pybuild.units import format_gib, format_time
+from pybuild.view.live import STEPS, about
+from pybuild.view.progress import Progress
 
 HEARTBEAT = 60.0
 """Seconds between two lines that say how it stands: CI systems end a job that is silent for minutes."""

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from pybuild.events import Ended, Event, Said
 from pybuild.forecast import Forecast
-from pybuild.progress import Compile, Progress
 from pybuild.units import format_gib, format_time
+from pybuild.view.progress import Compile, Progress
 
 INTERVAL = 0.25
 """Seconds between two drawings."""

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pybuild import __version__
 from pybuild.errors import PybuildError
 from pybuild.events import Event, Over, Reading, Said, Step
-from pybuild.host import Host, read_host
-from pybuild.progress import TAIL_LINES, Progress
+from pybuild.facts.host import Host, read_host
+from pybuild.view.progress import TAIL_LINES, Progress
 
 KEPT = 20
 """Builds that are kept; the oldest goes when another begins."""

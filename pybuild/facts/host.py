@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
-from pybuild.cgroup import Limit, cpu_quota, memory_limits, natural
 from pybuild.errors import PybuildError
-from pybuild.gpu import Gpu, read_driver, read_gpus
-from pybuild.installed import Nix, Python, Toolkit, read_nix, read_nvcc_on_path, read_python, read_toolkits
-from pybuild.machine import Machine, machine_at
+from pybuild.facts.cgroup import Limit, cpu_quota, memory_limits, natural
+from pybuild.facts.gpu import Gpu, read_driver, read_gpus
+from pybuild.facts.installed import Nix, Python, Toolkit, read_nix, read_nvcc_on_path, read_python, read_toolkits
+from pybuild.facts.machine import Machine, machine_at
 from pybuild.units import KIB, format_gib
 
 

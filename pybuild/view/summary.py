@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pybuild.errors import PybuildError
 from pybuild.nix import Cause, known_cause
-from pybuild.progress import Compile, Progress
 from pybuild.units import format_gib, format_time
+from pybuild.view.progress import Compile, Progress
 
 # Compiles that a list of the slowest, or of those that waited, has.
 _LISTED = 3

@@ -1,0 +1,1 @@
+"""What a machine has, and what is left over on it."""

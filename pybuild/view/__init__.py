@@ -1,0 +1,1 @@
+"""What a build shows of itself: while it runs, at its end, and later."""
