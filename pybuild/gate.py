@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -26,7 +27,7 @@ import struct
 import sys
 import tempfile
 import time
-from bisect import bisect_left, bisect_right
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,18 @@ _PATIENCE = 1800.0
 _PACES = 16
 _PACE_STEP = 0.08
 
-# Groups of compiles that are found not to fit in one decision, at most. Who is not looked at is half a second later.
+# What one decision does at most, so that it takes less than 10 ms with 10,000 waiting; who is not looked at is half a
+# second later. Groups of compiles that are found not to fit; forecasts that are made anew, which takes longest; and of
+# those that have come, how many are taken in, and how many curves among them that nobody had before. With nothing
+# running there is nothing to miss meanwhile, and the cores are idle: all of a usual package are looked at.
 _CHECKS = 2000
+_FORECASTS = 16
+_FORECASTS_IDLE = 100
+_NEW_KEYS = 1000
+_NEW_CURVES = 100
+
+# Forecasts that are kept for others with the same curve. Learning makes a curve for every source.
+_KEPT = 1024
 
 # The tools that run after the spike of a compile: cicc is what takes the memory.
 _TAIL_TOOLS = frozenset({"ptxas", "fatbinary"})
@@ -94,7 +105,7 @@ class _Shape:
         self.step = step
         self.pace = pace
         self.count = int(curve.duration * (1 + STRETCH) / step) + 1
-        starts = [self._highest(i * step, (i + 1) * step) for i in range(self.count)]
+        starts = list(self._highest())
         # From a moment within a step, the next step's worth of time touches two.
         self._later = [max(pair) for pair in zip(starts, [*starts[1:], 0.0], strict=True)]
         self._starts = starts
@@ -112,12 +123,22 @@ class _Shape:
             part = (curve.memory[last] - curve.peak / 2) / (curve.memory[last] - curve.memory[last + 1])
             self.halfway = curve.times[last] + (self.fall - curve.times[last]) * part
 
-    def _highest(self, start: float, end: float) -> float:
-        """The most that the curve has between these times, or a little earlier or later."""
-        start, end = start / (1 + STRETCH), end / (1 - STRETCH)
+    def _highest(self) -> Iterator[float]:
+        """The most that the curve has in each step, or a little earlier or later."""
         times, memory = self.curve.times, self.curve.memory
-        between = memory[bisect_left(times, start) : bisect_right(times, end)]
-        return max(self.curve.at(start), self.curve.at(end), *between)
+        points = zip(times, times[1:], memory, memory[1:], strict=False)
+        slopes = [0.0, *((m1 - m0) / (t1 - t0) for t0, t1, m0, m1 in points), 0.0]
+        first = after = 0  # the first point that is not before the step, and the first after it
+        for index in range(self.count):
+            start, end = index * self.step / (1 + STRETCH), (index + 1) * self.step / (1 - STRETCH)
+            while first < len(times) and times[first] < start:
+                first += 1
+            while after < len(times) and times[after] <= end:
+                after += 1
+            # Between two points the curve is a line; before the first and after the last it is nothing.
+            left = memory[first - 1] + slopes[first] * (start - times[first - 1]) if 0 < first < len(times) else 0.0
+            right = memory[after - 1] + slopes[after] * (end - times[after - 1]) if after < len(times) else 0.0
+            yield max(left, right, *memory[first:after])
 
     def forecast(self, factor: float, position: float | None = None) -> int:
         """Memory from now on, of a compile at this position of its curve, or of one that starts now."""
@@ -212,15 +233,21 @@ class _Run:
 
 @dataclass
 class _Group:
-    """Those that wait and need the same, in the order in which they asked."""
+    """Those that wait and need the same, in the order in which they asked. Their forecast is made when it is needed."""
 
-    shape: _Shape
-    needs: int
+    curve: Curve
+    factor: float
+    use: float = 0.0  # of the machine, as `Admission._ordered` counts it
     keys: dict[str, None] = field(default_factory=dict)
+    shape: _Shape | None = None
+    needs: int = 0
+    lane: int = 0  # of the peak
+    peak: int = 0
 
-    def __post_init__(self) -> None:
-        lane = self.shape.highest
-        self.peak = self.needs >> _LANE * lane & (1 << _LANE) - 1
+    def take(self, shape: _Shape) -> None:
+        """Make the forecast from this shape of the curve."""
+        self.shape, self.needs, self.lane = shape, shape.forecast(self.factor), shape.highest
+        self.peak = self.needs >> _LANE * self.lane & (1 << _LANE) - 1
 
 
 class _Room:
@@ -240,7 +267,7 @@ class _Room:
         """Whether the peak of these is within the budget: a quick look before `fits`."""
         if self._lanes is None:
             self._lanes = struct.unpack(f"<{self._steps}I", self._left.to_bytes(self._steps * _LANE // 8, "little"))
-        return self._lanes[group.shape.highest] - group.peak >= _GUARD
+        return self._lanes[group.lane] - group.peak >= _GUARD
 
     def fits(self, needs: int) -> bool:
         """Whether these needs are within the budget in every step."""
@@ -280,6 +307,7 @@ class Admission:
     _groups: dict[tuple[int, float], _Group] = field(default_factory=dict)
     _order: list[_Group] = field(default_factory=list)
     _order_budget: float = 0.0  # for which `_order` is; 0: for none
+    _longest: float = 0.0  # seconds of the longest curve so far
     _asked: dict[str, float] = field(default_factory=dict)
     _stopped: dict[str, float] = field(default_factory=dict)
     _ratios: dict[str, float] = field(default_factory=dict)
@@ -295,18 +323,23 @@ class Admission:
         if single is not None:
             return [] if running else [self._start(single, now)]
         budget = self.budget(sum(run.held() for run in self._runs.values()))
-        room = _Room(budget, 2 * max(shape.count for _, shape in self._shapes.values()) + 3)
+        room = _Room(budget, 2 * int(self._longest * self._pace * (1 + STRETCH) / self.step) + 5)
         for run in self._runs.values():
             room.take(run.forecast(self.margin))
         due = next(key for key in self._asked if key in self._waits)
-        if now > self._asked[due] + max(_PATIENCE, 10 * self._waits[due].shape.curve.duration):
+        overtaken = self._waits[due]
+        if now > self._asked[due] + max(_PATIENCE, 10 * overtaken.curve.duration * self._pace):
             # It has been overtaken for long: whoever starts now must not be in its way.
-            if room.fits(self._waits[due].needs) or not running:
+            self._forecast(overtaken)
+            if room.fits(overtaken.needs) or not running:
                 return [self._start(due, now)]
-            room.reserve(self._waits[due].needs)
+            room.reserve(overtaken.needs)
         admitted: list[str] = []
         checks = _CHECKS
+        forecasts = _FORECASTS if running else _FORECASTS_IDLE
         for group in self._ordered(budget):
+            if group.keys and self._forecast(group):
+                forecasts -= 1
             for key in group.keys:
                 if running and now < self._stopped.get(key, -math.inf) + _PAUSE:
                     continue
@@ -318,7 +351,7 @@ class Admission:
                 room.take(group.needs)
                 if len(admitted) == free:
                     break
-            if len(admitted) == free or checks == 0:
+            if len(admitted) == free or checks == 0 or forecasts == 0:
                 break
         return [self._start(key, now) for key in admitted]
 
@@ -327,30 +360,47 @@ class Admission:
         here = set(waiting)
         for key in self._waits.keys() - here:
             del self._waits.pop(key).keys[key]
-        for key in [key for key in waiting if key not in self._waits]:
+        curves = _NEW_CURVES
+        for key in itertools.islice((key for key in waiting if key not in self._waits), _NEW_KEYS):
             self._asked.setdefault(key, now)
-            shape, factor = self._shape(key), max(self.margin, self._ratios.get(key, 1.0) * 1.05)
-            group = self._groups.get((id(shape), factor))
+            curve, factor = self.curve_of(key), max(self.margin, self._ratios.get(key, 1.0) * 1.05)
+            group = self._groups.get((id(curve), factor))
             if group is None:
-                group = self._groups[id(shape), factor] = _Group(shape, shape.forecast(factor))
-                self._order_budget = 0.0
+                if curves == 0:
+                    break
+                curves -= 1
+                group = self._groups[id(curve), factor] = _Group(curve, factor)
+                self._longest = max(self._longest, curve.duration)
+                if self._order_budget:
+                    group.use = self._use(group, self._order_budget)
+                    insort(self._order, group, key=lambda other: -other.use)
             group.keys[key] = None
             self._waits[key] = group
 
-    def _ordered(self, budget: float) -> list[_Group]:
-        """The groups, first that whose compiles use up most of the machine, its cores and its memory.
+    def _forecast(self, group: _Group) -> bool:
+        """See to it that the group has a forecast for the pace of now; whether one had to be made."""
+        if group.shape is not None and group.shape.pace == self._pace:
+            return False
+        group.take(self._shape(group.curve))
+        return True
+
+    def _use(self, group: _Group, budget: float) -> float:
+        """How much a compile of this group uses up of the machine, its cores and its memory.
 
         Memory counts half. With any weight from 0.4 to 1.5 flash-attn's builds take the same time within 3 %
-        (bench/virtual.py's machines); without it 5 % longer, where memory is short.
+        (`bench/bench.py virtual`); without it 5 % longer, where memory is short.
         """
+        return group.curve.duration / self.cores + group.curve.area / budget / 2
+
+    def _ordered(self, budget: float) -> list[_Group]:
+        """The groups, first that whose compiles use up most of the machine."""
         budget = max(budget, 1.0)
-        if not self._order_budget or abs(budget / self._order_budget - 1) > 0.1:
+        stale = not self._order_budget or abs(budget / self._order_budget - 1) > 0.1
+        if stale or len(self._order) > 2 * len(self._waits) + 64:
             self._groups = {place: group for place, group in self._groups.items() if group.keys}
-            uses = {
-                id(g): g.shape.curve.duration / self.cores + g.shape.curve.area / budget / 2
-                for g in self._groups.values()
-            }
-            self._order = sorted(self._groups.values(), key=lambda g: uses[id(g)], reverse=True)
+            for group in self._groups.values():
+                group.use = self._use(group, budget)
+            self._order = sorted(self._groups.values(), key=lambda group: -group.use)
             self._order_budget = budget
         return self._order
 
@@ -375,7 +425,7 @@ class Admission:
             del self._runs[key]
         for key, reading in running.items():
             if key not in self._runs:
-                self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
+                self._start(key, now)
             run = self._runs[key]
             known = run.pace
             run.look(now, reading)
@@ -393,10 +443,8 @@ class Admission:
             return
         self._pace = pace
         self._shapes.clear()
-        self._groups.clear()
-        self._waits.clear()
         for key, run in self._runs.items():
-            run.reshape(self._shape(key))
+            run.reshape(self._shape(self.curve_of(key)))
 
     def forget(self, key: str) -> None:
         """A compile that is over, or does not want to start any more."""
@@ -411,21 +459,23 @@ class Admission:
         if key in self._waits:
             del self._waits.pop(key).keys[key]
         if key in self._runs:
-            self._runs[key].reshape(self._shape(key))
+            self._runs[key].reshape(self._shape(self.curve_of(key)))
 
     def highest(self, key: str) -> float:
         """The most that a running compile was seen to hold, in bytes."""
         return self._runs[key].highest if key in self._runs else 0.0
 
-    def _shape(self, key: str) -> _Shape:
-        curve = self.curve_of(key)
+    def _shape(self, curve: Curve) -> _Shape:
         found = self._shapes.get((id(curve), self._pace))
         if found is None:
+            if len(self._shapes) == _KEPT:
+                self._shapes.clear()
+            self._longest = max(self._longest, curve.duration)
             found = self._shapes[id(curve), self._pace] = curve, _Shape(curve, self.step, self._pace)
         return found[1]
 
     def _start(self, key: str, now: float) -> str:
-        self._runs[key] = _Run(self._shape(key), now, now, ratio=self._ratios.get(key, 1.0))
+        self._runs[key] = _Run(self._shape(self.curve_of(key)), now, now, ratio=self._ratios.get(key, 1.0))
         return key
 
 

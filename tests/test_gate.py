@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -246,16 +247,21 @@ def test_no_compile_waits_for_ever() -> None:
     assert len([name for _, name in began if name != "big"]) > 100
 
 
-def test_a_decision_with_ten_thousand_waiting_takes_less_than_10_ms() -> None:
-    compiles = kernels()
-    curves = dict(compiles)
-    waiting = [f"{name}/{n}" for n in range(140) for name in curves]
-    admission = Admission(lambda key: curves[key.partition("/")[0]], lambda held: 100.0 * GIB, 128)
+@pytest.mark.parametrize("own", [False, True], ids=["of 72 curves", "each with its own curve"])
+def test_a_decision_with_ten_thousand_waiting_takes_less_than_10_ms(own: bool) -> None:
+    random = Random(0)
+    curves = {
+        f"{name}/{n}": curve.scaled(memory=random.uniform(0.8, 1.2)) if own else curve
+        for n in range(140)
+        for name, curve in kernels()
+    }
+    waiting = list(curves)
+    admission = Admission(curves.__getitem__, lambda held: 32.0 * GIB, 128)
     running: dict[str, float] = {}
     took = []
-    for tick in range(40):
+    for tick in range(60):
         now = tick / 2
-        held = {key: reading(curves[key.partition("/")[0]].at(now - start)) for key, start in running.items()}
+        held = {key: reading(curves[key].at(now - start)) for key, start in running.items()}
         start = time.process_time()
         admission.evict(now, held)
         admitted = set(admission.admit(now, held, waiting))
@@ -263,5 +269,6 @@ def test_a_decision_with_ten_thousand_waiting_takes_less_than_10_ms() -> None:
         running |= dict.fromkeys(admitted, now)
         waiting = [key for key in waiting if key not in admitted]
     assert len(waiting) > 10_000
-    assert len(running) > 10
+    assert len(running) > 5
     assert sorted(took)[len(took) // 2] < 0.010
+    assert max(took) < 0.100
