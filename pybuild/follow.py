@@ -12,11 +12,12 @@ import selectors
 import shlex
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from pybuild.events import Asked, Began, Ended, Event, Evicted, Listener, Memory, Over, Planned, Reading, Said
+from pybuild.pause import clock, pausing
 from pybuild.view.progress import Progress
 
 
@@ -46,7 +47,7 @@ def following(package: str, command: Sequence[str], cores: int) -> Iterator[Call
     """
     from pybuild.view.watch import is_lively
 
-    started = time.monotonic()
+    started = clock()
     lively = is_lively(sys.stderr, os.environ)
     facts_there, facts = os.pipe()
     output_there, output = os.pipe() if lively else (-1, -1)
@@ -67,12 +68,12 @@ def following(package: str, command: Sequence[str], cores: int) -> Iterator[Call
     os.close(facts_there)
 
     def tell(*told: Any) -> None:
-        line = json.dumps([time.monotonic() - started, *told])
+        line = json.dumps([clock() - started, *told])
         with contextlib.suppress(OSError):  # whoever listened is gone; the build is worth more
             os.write(facts, line.encode() + b"\n")
 
     try:
-        with _instead_of_terminal(output) if lively else contextlib.nullcontext():
+        with pausing(threading.RLock()), _instead_of_terminal(output) if lively else contextlib.nullcontext():
             yield tell
     finally:
         os.close(facts)
@@ -159,7 +160,7 @@ class Follower:
 
     def __init__(self, package: str, command: Sequence[str], cores: int, stream: TextIO) -> None:
         self._package, self._command, self._cores, self._stream = package, command, cores, stream
-        self._started = time.monotonic()
+        self._started = clock()
         self._progress = Progress()
         self._listener: Listener | None = None
         self._stack = contextlib.ExitStack()
@@ -170,11 +171,18 @@ class Follower:
         seconds, what, *facts = json.loads(line)
         if what == "over":
             self._status = facts[0]
+            if self._status == 0:
+                self._end_all(seconds)
             return
         for event in events_of(seconds, what, *facts):
             if self._listener is None:
                 self._begin(seconds)
             self._tell(event)
+
+    def _end_all(self, seconds: float) -> None:
+        """What still ran a moment ago has ended with its build: the gate ends with it too, and may not have told."""
+        for compile_ in self._progress.of("running"):
+            self._tell(Ended(seconds, compile_.name, True, 0.0, compile_.peak))
 
     def say(self, line: str) -> None:
         """A line of the build's output. What a carriage return has overwritten is left out."""
@@ -183,14 +191,16 @@ class Follower:
             with contextlib.suppress(OSError, ValueError):
                 print(text, file=self._stream, flush=True)
         else:
-            self._tell(Said(time.monotonic() - self._started, text))
+            self._tell(Said(clock() - self._started, text))
 
     def _begin(self, seconds: float) -> None:
         from pybuild.view.record import head_of
         from pybuild.view.watch import watching
 
         head = head_of(self._package, list(self._command), {"cores": self._cores})
-        self._listener = self._stack.enter_context(watching(head, stream=self._stream, verbose=True))
+        self._listener = self._stack.enter_context(
+            watching(head, stream=self._stream, verbose=True, since=self._started)
+        )
         self._tell(Planned(seconds, self._package, (), (), self._cores, 0))
 
     def _tell(self, event: Event) -> None:
@@ -206,7 +216,7 @@ class Follower:
 
         if self._listener is None:
             return
-        seconds = time.monotonic() - self._started
+        seconds = clock() - self._started
         stopped = self._status in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
         error = f"{shlex.join(self._command)} ended with status {self._status}" if self._status else ""
         self._tell(Over(seconds, error=error, stopped=stopped))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from terminal import Terminal
 
 from pybuild.events import Asked, Began, Ended, Event, Evicted, Memory, Planned, Reading
-from pybuild.follow import Lines, events_of
+from pybuild.follow import Follower, Lines, events_of
 from pybuild.units import GIB
 from pybuild.view.live import render
 from pybuild.view.progress import Progress
@@ -104,8 +105,13 @@ BUILD = "echo first; for name in alpha beta; do $CXX -c $name.cpp; echo $name is
 
 
 def test_on_a_terminal_the_output_stands_above_the_view_and_the_build_is_recorded(folder: Path) -> None:
-    with Terminal(pybuild_run(BUILD + "; printf 'no end of line'"), columns=110, rows=40) as terminal:
+    compiler = folder / "patient-c++"
+    compiler.write_text('#!/bin/sh\nwhile ! test -e seen; do sleep 0.05; done\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    script = BUILD + "; printf 'no end of line'"
+    with Terminal(pybuild_run(script), columns=110, rows=40, environ={"CXX": str(compiler)}) as terminal:
         terminal.wait_for(terminal.shows("1 running"), "a compile that runs")
+        (folder / "seen").touch()
         assert terminal.finish() == 0
     lines = terminal.screen
     order = [lines.index(text) for text in ("first", "alpha is there", "beta is there", "no end of line")]
@@ -126,6 +132,17 @@ def test_in_a_log_output_and_events_alternate(folder: Path) -> None:
     assert "2 done: beta (" in done.stderr
     assert "2 files compiled" in done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_a_build_that_is_over_has_no_compile_that_runs(folder: Path) -> None:
+    out = io.StringIO()
+    with Follower("p", ["make"], 2, out) as follower:
+        for told in ([0.0, "ask", "one"], [0.0, "go", "one"], [1.0, "ask", "two"], [1.0, "go", "two"]):
+            follower.hear(json.dumps(told))
+        follower.hear(json.dumps([2.0, "end", "one", "0", GIB]))
+        follower.hear(json.dumps([3.0, "over", 0]))
+    assert "2 done: two (0:02" in out.getvalue()
+    assert "2 files compiled" in out.getvalue()
 
 
 def test_what_compiles_nothing_is_not_watched(folder: Path) -> None:

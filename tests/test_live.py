@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -314,14 +316,17 @@ def test_small_terminals_and_large_ones(columns: int, rows: int, record: Path, s
         assert terminal.finish() == 0
 
 
-@pytest.mark.xfail(
-    strict=False, reason="after fg the thread that draws may go on before SIGCONT's handler, and draws over one line"
-)
-def test_stopped_and_continued(record: Path, state: dict[str, str]) -> None:
+@pytest.mark.parametrize("key", [True, False], ids=["Ctrl-Z", "kill -STOP"])
+def test_stopped_and_continued(key: bool, record: Path, state: dict[str, str]) -> None:
     with Terminal(["bash", "--norc", "--noprofile", "-i"], rows=60, environ={**state, "PS1": "$ "}) as terminal:
         terminal.type(" ".join(replay(record, 60)) + "; echo status $?\r")
         terminal.wait_for(terminal.shows(" running"), "the view")
-        terminal.type("\x1a")
+        if key:
+            terminal.type("\x1a")
+        else:
+            below = psutil.Process().children(recursive=True)
+            (program,) = [process for process in below if str(HERE / "replay.py") in process.cmdline()]
+            program.send_signal(signal.SIGSTOP)
         terminal.wait_for(terminal.shows("Stopped"), "bash's word that it is stopped")
         before = terminal.screen
         terminal.type("echo between\r")
@@ -331,6 +336,7 @@ def test_stopped_and_continued(record: Path, state: dict[str, str]) -> None:
         terminal.wait_for(lambda: terminal.raw.count(b"\x1b[?2026l", end) >= 2, "drawings")
         lines = terminal.screen
         assert "between" in lines, "what the shell wrote is left alone"
+        assert lines.index("$ fg") == lines.index("between") + 1
         assert any(line.startswith("flash-attn  sm_100") for line in lines[lines.index("between") :])
         assert any("Stopped" in line for line in before)
         terminal.type("\x03")

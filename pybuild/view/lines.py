@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from pybuild.events import Ended, Event, Evicted, Planned, Said, Step
 from pybuild.forecast import Forecast
+from pybuild.pause import clock
 from pybuild.units import format_gib, format_time
-from pybuild.view.live import STEPS, about
+from pybuild.view.live import STEPS, about, regularly
 from pybuild.view.progress import Progress
 
 HEARTBEAT = 60.0
@@ -71,7 +71,7 @@ class LineView:
         verbose: bool = False,
         forecast: Forecast | None = None,
         every: float = HEARTBEAT,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock,
     ) -> None:
         self._stream = stream
         self._progress = Progress()
@@ -80,7 +80,7 @@ class LineView:
         self._every = every
         self._clock = clock
         self._seen = clock()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -95,20 +95,12 @@ class LineView:
     @contextlib.contextmanager
     def shown(self) -> Iterator[LineView]:
         """Say how it stands every so often, until the block is left."""
-        done = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(done,), name="heartbeat", daemon=True)
-        thread.start()
-        try:
+        with regularly(self._beat, self._every, self._lock):
             yield self
-        finally:
-            done.set()
-            thread.join()
 
-    def _beat(self, done: threading.Event) -> None:
-        while not done.wait(self._every):
-            with self._lock:
-                now = self._progress.now + self._clock() - self._seen
-                self._write(f"[{format_time(now):>7}] {heartbeat(self._progress, self._forecast.left(self._progress))}")
+    def _beat(self) -> None:
+        now = self._progress.now + self._clock() - self._seen
+        self._write(f"[{format_time(now):>7}] {heartbeat(self._progress, self._forecast.left(self._progress))}")
 
     def _write(self, line: str) -> None:
         # Whoever read the log may have gone; the build is worth more.

@@ -7,9 +7,7 @@ import io
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import TextIO
 
 from rich.console import Console
@@ -17,6 +15,7 @@ from rich.text import Text
 
 from pybuild.events import Ended, Event, Said
 from pybuild.forecast import Forecast
+from pybuild.pause import clock, pausing
 from pybuild.units import format_gib, format_time
 from pybuild.view.progress import Compile, Progress
 
@@ -249,7 +248,7 @@ class LiveView:
         *,
         verbose: bool = False,
         forecast: Forecast | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock,
     ) -> None:
         self._region = Region(stream)
         self._progress = Progress()
@@ -260,7 +259,6 @@ class LiveView:
         self._left: tuple[float, float | None] = (float("-inf"), None)
         self._lock = threading.RLock()
         self._above: list[str] = []  # what is to be written above the view with the next drawing
-        self._resumed = False
         self._gone = False
 
     def __call__(self, event: Event) -> None:
@@ -276,33 +274,17 @@ class LiveView:
     @contextlib.contextmanager
     def shown(self) -> Iterator[LiveView]:
         """Draw until the block is left; then the view is gone."""
-        done = threading.Event()
-        thread = threading.Thread(target=self._keep_drawing, args=(done,), name="live view", daemon=True)
-        with _on_continue(self._resume):
-            thread.start()
+        with _noting_continues():
             try:
-                yield self
+                with regularly(self._draw, INTERVAL, self._lock):
+                    yield self
             finally:
-                done.set()
-                thread.join()
                 self._clear()
 
-    def _keep_drawing(self, done: threading.Event) -> None:
-        while not done.is_set():
-            with self._lock:
-                self._draw()
-            done.wait(INTERVAL)
-
-    def _resume(self) -> None:
-        # In a signal's handler, which may interrupt a drawing: that one shall not be disturbed.
-        self._resumed = True
-
     def _draw(self) -> None:
-        if self._resumed or not self._region.is_ours():
-            self._resumed = False
-            self._region.forget()
         if not self._region.is_ours():
             # In the background, another program has the terminal: no view, but what is said is not lost.
+            self._region.forget()
             if self._above:
                 self._write([])
             return
@@ -326,6 +308,8 @@ class LiveView:
         return None if left is None else max(0.0, left - (now - made))
 
     def _clear(self) -> None:
+        if not self._region.is_ours():
+            self._region.forget()
         if self._above or self._region.is_ours():
             self._write([])
 
@@ -333,6 +317,9 @@ class LiveView:
         above, self._above = self._above, []
         if self._gone:
             return
+        if _has_continued():
+            # The shell has written below what was drawn.
+            self._region.forget()
         try:
             self._region.draw(lines, above)
         except (OSError, ValueError):
@@ -340,17 +327,47 @@ class LiveView:
 
 
 @contextlib.contextmanager
-def _on_continue(handler: Callable[[], None]) -> Iterator[None]:
-    """Call `handler` whenever this process goes on after a stop (Ctrl-Z, then fg)."""
+def regularly(act: Callable[[], None], every: float, lock: threading.RLock) -> Iterator[None]:
+    """Call `act` every so many seconds in a thread of its own, with `lock` held, while the context lasts.
+
+    Ctrl-Z stops the process, and all that it has started, between two calls.
+    """
+    done = threading.Event()
+
+    def keep_acting() -> None:
+        while not done.wait(every):
+            with lock:
+                act()
+
+    thread = threading.Thread(target=keep_acting, daemon=True)
+    with pausing(lock):
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+@contextlib.contextmanager
+def _noting_continues() -> Iterator[None]:
+    """Keep SIGCONT back while the context lasts, for `_has_continued`; in the main thread, and those started from it.
+
+    A handler would run in the main thread only, some time after the process has gone on; what is kept back is there
+    before any thread goes on. `kill -STOP` can't be handled at all. What is started meanwhile keeps it back as well,
+    and goes on all the same.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may ask for signals
+        yield
         return
-
-    def received(number: int, frame: FrameType | None) -> None:
-        handler()
-
-    before = signal.signal(signal.SIGCONT, received)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGCONT, before)
+        _has_continued()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _has_continued() -> bool:
+    """Whether this process has been stopped and has gone on, since the last time this was asked."""
+    return signal.sigtimedwait({signal.SIGCONT}, 0) is not None

@@ -6,11 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TextIO
 
 from pybuild.errors import BuildError
 from pybuild.events import Event, Listener, Over, Said
 from pybuild.forecast import AFTERWARDS, Forecast
+from pybuild.pause import clock, paused
 from pybuild.view.lines import LineView
 from pybuild.view.live import LiveView
 from pybuild.view.progress import Progress
@@ -47,14 +49,23 @@ def choose_listener(
 
 @contextlib.contextmanager
 def watching(
-    head: Head, *, stream: TextIO | None = None, verbose: bool = False, log: TextIO | None = None
+    head: Head,
+    *,
+    stream: TextIO | None = None,
+    verbose: bool = False,
+    log: TextIO | None = None,
+    since: float | None = None,
 ) -> Iterator[Listener]:
     """A Listener that shows a build on `stream` (standard error), records it, and keeps its output in `log`.
+
+    `since` is the moment of pybuild.pause.clock from which the events' times count; None is now. No event is later than
+    that clock: the time for which Ctrl-Z stops all is not the build's.
 
     When the context is left, a summary is written. A BuildError that leaves it gets the command to type next.
     """
     out = stream or sys.stderr
     progress = Progress()
+    began = clock() if since is None else since
     name: str | None = None
 
     def finish() -> None:
@@ -72,6 +83,8 @@ def watching(
             listeners: list[Listener] = [progress, view, *([recorder] if recorder else [])]
 
             def tell(event: Event) -> None:
+                if paused() and event.time > clock() - began:
+                    event = replace(event, time=clock() - began)
                 if log is not None and isinstance(event, Said):
                     log.write(event.text + "\n")
                 for listener in listeners:
